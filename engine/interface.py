@@ -1,0 +1,149 @@
+"""What goes into a rank and what comes out of it. Services translate these to and from protobuf; nobody passes protobuf down.
+
+    submit(EngineRequest) ──▶ rank ──▶ on_step([TokensEvent | HandoffEvent | FinishedEvent, …]), once a step
+
+Every accepted request ends with exactly one `FinishedEvent` (after any `TokensEvent` or `HandoffEvent`), unless it
+was cancelled: then nothing is reported after `cancel` has been acknowledged.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+
+from whalepod.core.block_keys import BlockHash
+from whalepod.core.clock import Deadline
+from whalepod.core.errors import ServingError
+from whalepod.core.ids import RequestId
+from whalepod.engine.sampling_params import SamplingParams
+
+
+class Fidelity(Enum):
+    """`fast`: approximate where upstream is. `exact`: same tokens whatever the cache holds (`design.md` §4)."""
+
+    FAST = "fast"
+    EXACT = "exact"
+
+
+class Work(Enum):
+    GENERATE = "generate"
+    """Compute what is missing of the prompt, then generate."""
+    PREFILL = "prefill"
+    """Compute the prompt, publish blocks and a hand-off snapshot, report a `HandoffEvent`."""
+
+
+class SnapshotKind(Enum):
+    FULL = "full"
+    ENCODER = "encoder"
+
+
+class FinishReason(Enum):
+    STOP = "stop"
+    LENGTH = "length"
+    ABORT = "abort"
+    ERROR = "error"
+
+
+@dataclass(frozen=True, slots=True)
+class EngineRequest:
+    """One attempt at one request on one rank. Validated: a rank may still refuse it for its own limits."""
+
+    request_id: RequestId
+    attempt: int
+    prompt_ids: Sequence[int]
+    sampling: SamplingParams
+    fidelity: Fidelity
+    deadline: Deadline
+    work: Work = Work.GENERATE
+    await_handoff: bool = False
+    """GENERATE only: hold a soft slot and wait for `hand_off` before computing anything."""
+    chain_root: BlockHash | None = None
+    """Root of the block-hash chain (namespace and salt are in it). None: the request shares no prefix and stores none."""
+    block_hashes: Sequence[BlockHash] = ()
+    """Hashes of the prompt's full blocks."""
+    noise_key: int | None = None
+    """64-bit key of the sampling noise if `sampling.seed` is None (`runtime.md` §4.4)."""
+
+
+@dataclass(frozen=True, slots=True)
+class SampledToken:
+    """A drawn token. `logprob` is its log-softmax over the raw logits, float32, present if asked for."""
+
+    id: int
+    logprob: float | None = None
+    top_ids: tuple[int, ...] = ()
+    top_logprobs: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Handoff:
+    """What a prefill rank leaves behind, and what a decode rank is told about it."""
+
+    boundary_tokens: int
+    """n of the snapshot; 0: nothing was published, the decode rank computes the prompt."""
+    kind: SnapshotKind | None
+    first_token: SampledToken | None = None
+    """Kind `full` only: the token at position L."""
+    finish_reason: FinishReason | None = None
+    """Set if the first token already ended the request."""
+    matched_stop_id: int | None = None
+    cached_tokens: int = 0
+    replayed_tokens: int = 0
+    blocks_stored: int = 0
+    exact: bool = True
+    stored: bool = True
+    """False: the store did not take the snapshot or a block; the decode rank must compute the prompt."""
+
+
+@dataclass(frozen=True, slots=True)
+class TokensEvent:
+    request_id: RequestId
+    attempt: int
+    tokens: tuple[SampledToken, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class HandoffEvent:
+    request_id: RequestId
+    attempt: int
+    handoff: Handoff
+
+
+@dataclass(frozen=True, slots=True)
+class FinishedEvent:
+    request_id: RequestId
+    attempt: int
+    reason: FinishReason
+    error: ServingError | None = None
+    """Set iff `reason` is ERROR."""
+    matched_stop_id: int | None = None
+    cached_tokens: int = 0
+    replayed_tokens: int = 0
+
+
+StepEvent = TokensEvent | HandoffEvent | FinishedEvent
+
+
+@dataclass(frozen=True, slots=True)
+class RankLoad:
+    """A rank's load at one moment."""
+
+    running: int = 0
+    waiting: int = 0
+    blocks_free: int = 0
+    blocks_total: int = 0
+    prefill_tokens_queued: int = 0
+    slots_total: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class RankLimits:
+    """What a rank can hold; known after start."""
+
+    context_tokens_max: int
+    slots_total: int
+    block_tokens: int
+    namespace: bytes
+    layout: str
+    fidelities: tuple[Fidelity, ...] = field(default=(Fidelity.FAST, Fidelity.EXACT))

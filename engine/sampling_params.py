@@ -1,0 +1,64 @@
+"""How a request's tokens are drawn. The order of the steps is `runtime.md` §7.1."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from whalepod.core.errors import InvalidFieldError
+
+GREEDY_BELOW = 1e-5
+"""A temperature under this is greedy."""
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """Raises InvalidFieldError, naming the field and the allowed range, on a bad value."""
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = -1
+    """-1 or 0: off."""
+    min_p: float = 0.0
+    max_tokens: int | None = None
+    """None: the rest of the context."""
+    min_tokens: int = 0
+    ignore_eos: bool = False
+    stop_token_ids: tuple[int, ...] = ()
+    seed: int | None = None
+    """Signed 64 bit. None: noise that differs from request to request."""
+    logprobs: int | None = None
+    """None: none; 0: the sampled token's; k: and the k best."""
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        _check("temperature", self.temperature, "at least 0", self.temperature >= 0)
+        _check("top_p", self.top_p, "in (0, 1]", 0 < self.top_p <= 1)
+        _check("top_k", self.top_k, "-1 (off) or at least 0", self.top_k >= -1)
+        _check("min_p", self.min_p, "in [0, 1]", 0 <= self.min_p <= 1)
+        _check("max_tokens", self.max_tokens, "at least 1", self.max_tokens is None or self.max_tokens >= 1)
+        _check("min_tokens", self.min_tokens, "at least 0", self.min_tokens >= 0)
+        if self.max_tokens is not None:
+            allowed = f"at most max_tokens ({self.max_tokens})"
+            _check("min_tokens", self.min_tokens, allowed, self.min_tokens <= self.max_tokens)
+        _check("seed", self.seed, "a signed 64-bit integer", self.seed is None or -(2**63) <= self.seed < 2**63)
+        _check("logprobs", self.logprobs, "in [0, 20]", self.logprobs is None or 0 <= self.logprobs <= 20)
+        for name in ("presence_penalty", "frequency_penalty"):
+            value = getattr(self, name)
+            _check(name, value, "in [-2, 2]", -2 <= value <= 2)
+        _check("repetition_penalty", self.repetition_penalty, "above 0", 0 < self.repetition_penalty < math.inf)
+        for token_id, bias in self.logit_bias.items():
+            _check("logit_bias", bias, "token ids of at least 0 with values in [-100, 100]", token_id >= 0 and abs(bias) <= 100)
+
+    @property
+    def greedy(self) -> bool:
+        return self.temperature < GREEDY_BELOW
+
+
+def _check(field_name: str, value: object, allowed: str, ok: bool) -> None:
+    if not ok:
+        raise InvalidFieldError(field_name, f"{field_name} must be {allowed}, not {value!r}")
