@@ -5,9 +5,9 @@ from __future__ import annotations
 from enum import Enum, auto
 
 import grpc
-from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_health.v1 import health_pb2
 
-from .wire import channel_options
+from .grpc_options import channel_options
 
 PROBE_TIMEOUT_S = 1.0
 
@@ -31,9 +31,12 @@ class HealthProber:
         if channel is None:
             channel = self._channels[address] = grpc.aio.insecure_channel(address, options=channel_options())
         try:
-            reply = await health_pb2_grpc.HealthStub(channel).Check(
-                health_pb2.HealthCheckRequest(), timeout=self._timeout_s
+            check = channel.unary_unary(
+                "/grpc.health.v1.Health/Check",
+                request_serializer=health_pb2.HealthCheckRequest.SerializeToString,
+                response_deserializer=health_pb2.HealthCheckResponse.FromString,
             )
+            reply = await check(health_pb2.HealthCheckRequest(), timeout=self._timeout_s)
         except grpc.aio.AioRpcError as error:
             return Liveness.SILENT if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED else Liveness.UNREACHABLE
         return Liveness.SERVING if reply.status == health_pb2.HealthCheckResponse.SERVING else Liveness.NOT_SERVING

@@ -18,6 +18,8 @@ from whalepod.core.ids import Incarnation, RankId
 from whalepod.engine.interface import Fidelity, RankLoad
 from whalepod.rpc.common.v1 import common_pb2
 
+from .wire import FIDELITIES, load_from_proto, load_to_proto
+
 AGE_MS_MAX = 10 * 60 * 1000
 """A registration signed longer ago (or ahead) than this is a replay. Wide, because machines' clocks differ; the
 ordinary expiry is the key's time to live, judged by Redis alone."""
@@ -75,30 +77,6 @@ _ROLE_TO_PROTO = {
     RankRole.VISION: common_pb2.ROLE_VISION,
 }
 _ROLE_FROM_PROTO = {number: role for role, number in _ROLE_TO_PROTO.items()}
-_FIDELITY_TO_PROTO = {Fidelity.FAST: common_pb2.FIDELITY_FAST, Fidelity.EXACT: common_pb2.FIDELITY_EXACT}
-_FIDELITY_FROM_PROTO = {number: fidelity for fidelity, number in _FIDELITY_TO_PROTO.items()}
-
-
-def load_to_proto(load: RankLoad) -> common_pb2.Load:
-    return common_pb2.Load(
-        running=load.running,
-        waiting=load.waiting,
-        blocks_free=load.blocks_free,
-        blocks_total=load.blocks_total,
-        prefill_tokens_queued=load.prefill_tokens_queued,
-        slots_total=load.slots_total,
-    )
-
-
-def load_from_proto(load: common_pb2.Load) -> RankLoad:
-    return RankLoad(
-        running=load.running,
-        waiting=load.waiting,
-        blocks_free=load.blocks_free,
-        blocks_total=load.blocks_total,
-        prefill_tokens_queued=load.prefill_tokens_queued,
-        slots_total=load.slots_total,
-    )
 
 
 def sign_registration(info: RankInfo, secret: ClusterSecret) -> bytes:
@@ -113,7 +91,7 @@ def sign_registration(info: RankInfo, secret: ClusterSecret) -> bytes:
         namespace=info.namespace,
         layout=info.layout,
         context_tokens_max=info.context_tokens_max,
-        fidelities=[_FIDELITY_TO_PROTO[fidelity] for fidelity in info.fidelities],
+        fidelities=[FIDELITIES[fidelity] for fidelity in info.fidelities],
         version=info.version,
         time_unix_ms=info.time_unix_ms,
         load=load_to_proto(info.load),
@@ -147,7 +125,7 @@ def open_registration(data: bytes, secret: ClusterSecret, *, now_unix_ms: int) -
         namespace=message.namespace,
         layout=message.layout,
         context_tokens_max=message.context_tokens_max,
-        fidelities=tuple(_FIDELITY_FROM_PROTO[number] for number in message.fidelities if number in _FIDELITY_FROM_PROTO),
+        fidelities=tuple(fidelity for fidelity, number in FIDELITIES.items() if number in message.fidelities),
         version=message.version,
         time_unix_ms=message.time_unix_ms,
         load=load_from_proto(message.load),

@@ -14,6 +14,7 @@ import logging
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
+from typing import cast
 
 import redis.asyncio as aioredis
 from redis.exceptions import RedisError
@@ -34,6 +35,8 @@ INDEX_KEY = b"{whalepod:ranks}"
 HEARTBEAT_S = 1.0
 TTL_S = 5.0
 REDIS_TIMEOUT_S = 1.0
+SILENT_POLLS_MAX = 4
+"""Polls in a row without an answer after which a rank that neither Redis nor a broken link speaks of is dropped."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +76,7 @@ class Registrar:
         self._beat_lock = asyncio.Lock()
 
     async def start(self) -> None:
-        """Join. Raises ConfigError, naming both layouts, if ranks that already serve this model store state differently.
+        """Join. Raises ConfigError, naming both layouts, if ranks of the same model already store state differently.
 
         Without Redis the check is skipped; routers repeat it.
         """
@@ -116,7 +119,7 @@ class Registrar:
         rank_id = self._describe().rank_id
         with contextlib.suppress(RedisError, OSError, TimeoutError):
             await self._redis.delete(registration_key(rank_id))
-            await self._redis.srem(INDEX_KEY, rank_id)
+            await cast("Awaitable[int]", self._redis.srem(INDEX_KEY, rank_id))
         with contextlib.suppress(RedisError, OSError, TimeoutError):
             await self._redis.aclose()
 
@@ -137,10 +140,10 @@ class Registrar:
 class RegistryWatcher:
     """A router's table of ranks.
 
-        watcher = RegistryWatcher(redis_url=…, secret=…, expected=Compatibility(…), on_change=…)
-        await watcher.start()
-        watcher.ranks            # usable now; a draining rank is listed with `draining` set
-        watcher.report_lost(…)   # a link to a rank broke: out of the table until it answers or restarts
+    watcher = RegistryWatcher(redis_url=…, secret=…, expected=Compatibility(…), on_change=…)
+    await watcher.start()
+    watcher.ranks            # usable now; a draining rank is listed with `draining` set
+    watcher.report_lost(…)   # a link to a rank broke: out of the table until it answers or restarts
     """
 
     def __init__(
@@ -292,10 +295,6 @@ class RegistryWatcher:
         return self._prober
 
 
-SILENT_POLLS_MAX = 4
-"""Polls in a row without an answer after which a rank that neither Redis nor a broken link speaks of is dropped."""
-
-
 @dataclass(frozen=True, slots=True)
 class _Verified:
     ranks: dict[RankId, RankInfo]
@@ -319,11 +318,10 @@ def _verified(raw: Mapping[str, bytes], secret: ClusterSecret, clock: Clock) -> 
 
 async def _read_registrations(client: aioredis.Redis) -> dict[str, bytes]:
     """Rank name to serialised `SignedRegistration`, for the names whose registration has not expired."""
-    names = [bytes(name) for name in await client.smembers(INDEX_KEY)]  # type: ignore[misc]  # redis-py types it sync
-    if not names:
-        return {}
-    values = await client.mget([INDEX_KEY + b":" + name for name in names])
-    return {name.decode(errors="replace"): value for name, value in zip(names, values, strict=True) if value is not None}
+    names: list[bytes] = sorted(await cast("Awaitable[set[bytes]]", client.smembers(INDEX_KEY)))
+    values = await client.mget([INDEX_KEY + b":" + name for name in names]) if names else []
+    pairs = zip(names, values, strict=True)
+    return {name.decode(errors="replace"): value for name, value in pairs if value is not None}
 
 
 def _connect(redis_url: str) -> aioredis.Redis:
