@@ -1,0 +1,89 @@
+"""Protobuf and dataclasses say the same."""
+
+from __future__ import annotations
+
+import pytest
+
+from whalepod.cluster.wire import (
+    FIDELITIES,
+    fidelity_from_proto,
+    handoff_from_proto,
+    handoff_to_proto,
+    load_from_proto,
+    load_to_proto,
+    sampling_from_proto,
+    sampling_to_proto,
+    token_from_proto,
+    token_to_proto,
+)
+from whalepod.core.errors import InvalidFieldError
+from whalepod.engine.interface import Fidelity, FinishReason, Handoff, RankLoad, SampledToken, SnapshotKind
+from whalepod.engine.sampling_params import SamplingParams
+from whalepod.rpc.common.v1 import common_pb2
+
+LOAD = RankLoad(1, 2, 3, 4, 5, 6)
+
+
+@pytest.mark.parametrize(
+    "sampling",
+    [
+        SamplingParams(),
+        SamplingParams(temperature=0.0, seed=-(2**63), logprobs=0, max_tokens=1),
+        SamplingParams(
+            temperature=0.7,
+            top_p=0.9,
+            top_k=40,
+            min_p=0.05,
+            max_tokens=2**31,
+            min_tokens=3,
+            ignore_eos=True,
+            stop_token_ids=(1, 2**32 - 1),
+            seed=0,
+            logprobs=20,
+            presence_penalty=-2,
+            frequency_penalty=2,
+            repetition_penalty=1.25,
+            logit_bias={5: -100.0, 7: 0.5},
+        ),
+    ],
+)
+def test_sampling_round_trips(sampling: SamplingParams) -> None:
+    assert sampling_from_proto(sampling_to_proto(sampling)) == sampling
+
+
+def test_absent_sampling_fields_take_their_defaults() -> None:
+    assert sampling_from_proto(common_pb2.SamplingParams()) == SamplingParams()
+
+
+def test_a_bad_sampling_value_names_its_field() -> None:
+    with pytest.raises(InvalidFieldError) as caught:
+        sampling_from_proto(common_pb2.SamplingParams(top_p=0.0))
+    assert caught.value.field == "top_p"
+
+
+@pytest.mark.parametrize("token", [SampledToken(7), SampledToken(7, -0.5), SampledToken(7, 0.0, (7, 8), (0.0, -1.5))])
+def test_tokens_round_trip(token: SampledToken) -> None:
+    assert token_from_proto(token_to_proto(token)) == token
+
+
+@pytest.mark.parametrize(
+    "handoff",
+    [
+        Handoff(0, None),
+        Handoff(40, SnapshotKind.ENCODER, cached_tokens=16, replayed_tokens=12, blocks_stored=2, exact=False),
+        Handoff(41, SnapshotKind.FULL, SampledToken(0, -1.0), FinishReason.STOP, matched_stop_id=0, stored=False),
+    ],
+)
+def test_handoffs_round_trip(handoff: Handoff) -> None:
+    assert handoff_from_proto(handoff_to_proto(handoff, LOAD)) == handoff
+
+
+def test_load_round_trips() -> None:
+    assert load_from_proto(load_to_proto(LOAD)) == LOAD
+
+
+def test_fidelity_defaults_to_fast_and_refuses_the_unknown() -> None:
+    assert [fidelity_from_proto(code) for code in FIDELITIES.values()] == list(FIDELITIES)
+    assert fidelity_from_proto(common_pb2.FIDELITY_UNSPECIFIED) is Fidelity.FAST
+    with pytest.raises(InvalidFieldError):
+        fidelity_from_proto(99)  # pyright: ignore[reportArgumentType]  # an open enum on the wire
