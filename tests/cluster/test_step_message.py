@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from typing import Any
 
 import msgpack
 import pytest
@@ -81,7 +82,7 @@ def test_a_capacity_error_without_a_guess_still_has_the_attribute() -> None:
 
 
 def test_an_error_kind_of_a_newer_peer_is_an_internal_error() -> None:
-    data = msgpack.packb([1, [0] * 6, [[A, 1, 1, 3, None, 0, 0, ["of_tomorrow", "what", {}]]]])
+    data: Any = msgpack.packb([1, [0] * 6, [[A, 1, 1, 3, None, 0, 0, ["of_tomorrow", "what", {}]]]])
     (event,) = decode_step(data).events
     assert isinstance(event, FinishedEvent)
     assert isinstance(event.error, InternalError)
