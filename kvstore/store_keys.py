@@ -1,0 +1,38 @@
+"""Names of values in Redis (`kvstore.md` §3.4).
+
+The text in braces is the tag that decides the shard, here and in a Redis Cluster: 16 blocks of a run and the snapshots at
+their borders live together, different runs spread out.
+"""
+
+from __future__ import annotations
+
+import hashlib
+
+from whalepod.core.block_keys import BlockKey
+from whalepod.core.ids import RequestId
+
+
+def block_store_key(key: BlockKey) -> bytes:
+    return b"b:{" + key.run.hex().encode() + b"}:" + key.hash
+
+
+def turn_snapshot_key(key: BlockKey, *, mode: int) -> bytes:
+    """Name of the snapshot at the end of `key`'s block. `mode` is the snapshot's 16-bit stamp."""
+    return b"t:{" + key.run.hex().encode() + b"}:" + key.hash + mode.to_bytes(2, "little")
+
+
+def handoff_snapshot_key(request_id: RequestId, attempt: int) -> bytes:
+    """Name of what a prefill rank leaves for the decode rank of the same attempt."""
+    return b"h:{" + request_id.hex().encode() + b"-%d}:t" % attempt
+
+
+def shard_tag(store_key: bytes) -> bytes:
+    """What is between the first `{` and the next `}`, as in Redis Cluster; the whole key if there is nothing."""
+    start = store_key.find(b"{")
+    end = store_key.find(b"}", start + 1)
+    return store_key[start + 1 : end] if start >= 0 and end > start + 1 else store_key
+
+
+def snapshot_identity(store_key: bytes) -> bytes:
+    """32 bytes that a snapshot's header repeats, so that a value under another's key is noticed."""
+    return hashlib.sha256(store_key).digest()
