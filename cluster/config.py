@@ -1,0 +1,233 @@
+"""Settings of a cluster: one model, checked together at start, read by every process of it.
+
+Each field is one setting, with one YAML key, one `WHALEPOD_*` variable and one flag (`config_sources.py` derives the
+three names and reads them). Bad values and contradictions are refused before anything starts, naming the settings.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, model_validator
+
+from whalepod.core.credentials import SECRET_BYTES_MIN, ClusterSecret
+from whalepod.core.errors import ConfigError
+from whalepod.engine.interface import Fidelity
+
+from .registration import RankRole
+
+METRICS_PORT_OFFSET = 1000
+"""A rank serves its metrics at its gRPC port plus this."""
+
+
+Port = Annotated[int, Field(ge=1, le=65535)]
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
+
+
+class PrefillSettings(_Section):
+    """The prefill pool."""
+
+    replicas: int = Field(default=1, ge=0, description="prefill ranks; 0: every prompt runs on decode ranks")
+    role: Literal["full", "encoder"] = Field(
+        default="full", description="encoder: half the weights, decode finishes prompts"
+    )
+    port: Port = Field(default=8100, description="gRPC port of prefill rank 0; rank i listens i above it")
+    slots: int = Field(default=4, ge=1, description="prompts that one rank holds at a time")
+    blocks: int | None = Field(
+        default=None, ge=1, description="KV blocks of one rank; default: as the memory plan says"
+    )
+    memory_gib: float | None = Field(default=None, gt=0, description="memory for one rank's weights and KV together")
+    chunk_tokens: int = Field(default=512, ge=1, description="prompt rows that one step computes at most")
+    cpus: float = Field(default=1.0, gt=0, description="CPUs that Ray reserves for one rank")
+
+
+class DecodeSettings(_Section):
+    """The decode pool."""
+
+    replicas: int = Field(default=1, ge=1, description="decode ranks")
+    port: Port = Field(default=8200, description="gRPC port of decode rank 0; rank i listens i above it")
+    slots: int = Field(default=16, ge=1, description="requests that one rank runs at a time")
+    blocks: int | None = Field(
+        default=None, ge=1, description="KV blocks of one rank; default: as the memory plan says"
+    )
+    memory_gib: float | None = Field(default=None, gt=0, description="memory for one rank's weights and KV together")
+    chunk_tokens: int = Field(
+        default=128, ge=1, description="prompt rows that one step computes beside decode rows at most"
+    )
+    cpus: float = Field(default=1.0, gt=0, description="CPUs that Ray reserves for one rank")
+
+
+class EngineSettings(_Section):
+    """What all ranks have in common. Ranks that disagree on `block_tokens` cannot share state."""
+
+    block_tokens: int | None = Field(default=None, ge=1, description="tokens of a KV block; default: the model's")
+    context_tokens_max: int | None = Field(
+        default=None, ge=1, description="longest prompt plus answer; default: the model's"
+    )
+    threads: int = Field(
+        default=1, ge=1, description="CPU threads of one rank; results do not depend on it, speed does"
+    )
+    quantized_caches: bool = Field(
+        default=True, description="keep KV as the release does; off: float32, for comparisons"
+    )
+
+
+class FidelitySettings(_Section):
+    """`fast` approximates where the published engine does; `exact` never does."""
+
+    default: Fidelity = Field(default=Fidelity.FAST, description="for requests that do not say")
+    allowed: tuple[Fidelity, ...] = Field(
+        default=(Fidelity.FAST, Fidelity.EXACT), description="what a request may ask for"
+    )
+
+    @model_validator(mode="after")
+    def _default_is_allowed(self) -> Self:
+        if self.default not in self.allowed:
+            allowed = ", ".join(fidelity.value for fidelity in self.allowed)
+            raise ValueError(f"fidelity.default is {self.default.value}, but fidelity.allowed is only {allowed}")
+        return self
+
+
+class RouterSettings(_Section):
+    """The front door."""
+
+    http_port: Port = Field(default=8000, description="port of the HTTP API")
+    grpc_port: Port = Field(default=8001, description="port of the public gRPC API")
+    policy: Literal["cache_aware", "least_loaded"] = Field(
+        default="cache_aware", description="how requests choose ranks"
+    )
+    remote_prefill: Literal["auto", "always", "never"] = Field(
+        default="auto", description="when a prefill rank runs the prompt"
+    )
+    remote_prefill_tokens_min: int = Field(
+        default=64, ge=1, description="auto: uncached rows from which a prefill rank runs them"
+    )
+    max_concurrent_requests: int = Field(default=256, ge=1, description="requests past the queue at a time")
+    queue_size: int = Field(default=1024, ge=0, description="requests that may wait; more are refused with 429")
+    queue_timeout_seconds: float = Field(default=60.0, gt=0, description="longest wait in the queue")
+    request_timeout_seconds: float = Field(
+        default=600.0, gt=0, description="deadline of a request that does not set one"
+    )
+    retry_max: int = Field(default=2, ge=0, description="further attempts after one that was lost")
+    drain_seconds: float = Field(default=30.0, ge=0, description="how long a stopping process lets its requests finish")
+    trust_tenant_header: bool = Field(
+        default=False, description="take the tenant from x-tenant-id, which a proxy has set"
+    )
+
+
+class RaySettings(_Section):
+    """Ray starts and restarts ranks. It is not on the way of any request."""
+
+    address: str | None = Field(
+        default=None, description="a running Ray to join, host:port; default: a local one of our own"
+    )
+    port: Port | None = Field(default=None, description="port of our own Ray's control store; default: a free one")
+    dashboard: bool = Field(default=False, description="serve Ray's dashboard on port 8265")
+
+
+class ClusterConfig(_Section):
+    """Everything a cluster is told. See `load_config` for where it comes from."""
+
+    model: str | None = Field(default=None, description="checkpoint directory; default: the small model that ships")
+    served_model_name: str | None = Field(default=None, description="name in the API; default: the directory's")
+    secret: SecretStr | None = Field(default=None, description="cluster secret, at least 16 bytes; prefer secret_file")
+    secret_file: Path | None = Field(default=None, description="file that holds the cluster secret")
+    host: str = Field(default="127.0.0.1", description="address that servers listen on")
+    advertise_host: str | None = Field(
+        default=None, description="address that others reach this machine at; default: host"
+    )
+    redis_url: str | None = Field(default=None, description="the store and registry; default: an embedded Redis")
+    redis_port: Port = Field(default=6380, description="port of the embedded Redis")
+    redis_memory_mib: int = Field(default=512, ge=16, description="what the embedded Redis may hold")
+    log_level: Literal["debug", "info", "warning", "error"] = Field(
+        default="info", description="least severe events to log"
+    )
+    log_json: bool = Field(default=False, description="one JSON object for each logged event")
+    prefill: PrefillSettings = PrefillSettings()
+    decode: DecodeSettings = DecodeSettings()
+    engine: EngineSettings = EngineSettings()
+    fidelity: FidelitySettings = FidelitySettings()
+    router: RouterSettings = RouterSettings()
+    ray: RaySettings = RaySettings()
+
+    @model_validator(mode="after")
+    def _settings_agree(self) -> Self:
+        for contradiction in (*_contradictions(self), *_port_clashes(self)):
+            raise ValueError(contradiction)
+        return self
+
+    @property
+    def prefill_role(self) -> RankRole:
+        return RankRole.PREFILL_FULL if self.prefill.role == "full" else RankRole.PREFILL_ENCODER
+
+    @property
+    def reachable_host(self) -> str:
+        """The host part of addresses that this machine's servers register."""
+        return self.advertise_host or self.host
+
+    @property
+    def redis_url_or_embedded(self) -> str:
+        return self.redis_url or f"redis://127.0.0.1:{self.redis_port}/0"
+
+    def cluster_secret(self) -> ClusterSecret:
+        """Raises ConfigError if neither `secret` nor `secret_file` gives a good one."""
+        if self.secret is not None:
+            key = self.secret.get_secret_value().encode()
+        elif self.secret_file is not None:
+            try:
+                key = self.secret_file.read_bytes().strip()
+            except OSError as error:
+                raise ConfigError(f"secret_file {self.secret_file} cannot be read: {error.strerror}") from None
+        else:
+            raise ConfigError("a process of a cluster needs its secret: set secret_file (or WHALEPOD_SECRET)")
+        if len(key) < SECRET_BYTES_MIN:
+            raise ConfigError(f"the cluster secret needs at least {SECRET_BYTES_MIN} bytes, this one has {len(key)}")
+        return ClusterSecret(key)
+
+    def ports(self) -> dict[str, int]:
+        """Every port this cluster listens on, by the setting it comes from."""
+        ports = {"http_port": self.router.http_port, "grpc_port": self.router.grpc_port}
+        for name, pool in (("prefill", self.prefill), ("decode", self.decode)):
+            for index in range(pool.replicas):
+                ports[f"{name}.port + {index}"] = pool.port + index
+                ports[f"{name}.port + {index} + {METRICS_PORT_OFFSET} (metrics)"] = (
+                    pool.port + index + METRICS_PORT_OFFSET
+                )
+        if self.redis_url is None:
+            ports["redis_port"] = self.redis_port
+        if self.ray.port is not None:
+            ports["ray.port"] = self.ray.port
+        return ports
+
+
+def _contradictions(config: ClusterConfig) -> Iterator[str]:
+    router = config.router
+    if config.secret is not None and config.secret_file is not None:
+        yield "secret and secret_file are both set: keep one"
+    if router.remote_prefill == "always" and config.prefill.replicas == 0:
+        yield "router.remote_prefill is always, but prefill.replicas is 0"
+    if router.queue_timeout_seconds > router.request_timeout_seconds:
+        yield (
+            f"router.queue_timeout_seconds ({router.queue_timeout_seconds:g}) is longer than "
+            f"router.request_timeout_seconds ({router.request_timeout_seconds:g})"
+        )
+    if config.ray.address is not None and config.ray.port is not None:
+        yield "ray.address joins a running Ray, ray.port starts one: keep one"
+    for name, pool in (("prefill", config.prefill), ("decode", config.decode)):
+        if pool.blocks is not None and pool.memory_gib is not None:
+            yield f"{name}.blocks and {name}.memory_gib are both set: one follows from the other, keep one"
+
+
+def _port_clashes(config: ClusterConfig) -> Iterator[str]:
+    seen: dict[int, str] = {}
+    for setting, port in config.ports().items():
+        if port > 65535:
+            yield f"{setting} is {port}: ports end at 65535"
+        elif port in seen:
+            yield f"{seen[port]} and {setting} are both port {port}"
+        seen[port] = setting
