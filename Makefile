@@ -1,0 +1,99 @@
+# Every target makes and reuses one virtual environment, .venv; `make venv` alone does just that.
+#
+#   make serve ARGS="--http-port 9000"       more flags for `whalepod serve`
+#   make test TESTS=tests/core ARGS=-x       a part of the suite, more flags for pytest
+#   make venv PYTHON=python3.12              choose the Python (3.11 or 3.12)
+#   make venv WHALEPOD_TORCH_INDEX=URL       take torch from that package index (README.md, "Which torch")
+
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+.PHONY: help venv serve test test-all lint format proto proto-check mutants lock clean
+
+BIN := .venv/bin
+PYTHON ?=
+WHALEPOD_TORCH_INDEX ?=
+ARGS ?=
+TESTS ?= tests
+
+help:  ## print this list
+	@sed -nE 's/^([a-z-]+):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 14
+
+# ------------------------------------------------------------------------------------------------------ environment
+
+PYTHONS := $(or $(PYTHON),python3 python3.12 python3.11 /usr/bin/python3)
+SUITABLE := import sys, venv, ensurepip; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 12))
+
+# .venv/installed holds what the environment was made from. A Python or an index that is not named keeps the one before.
+venv:  ## make or update .venv; quick when pyproject.toml and constraints.txt have not changed
+	@key="$$(cat pyproject.toml constraints.txt | cksum) $(CURDIR)"; \
+	{ read -r key_before; read -r python_before; read -r index_before; } 2>/dev/null < .venv/installed || true; \
+	python="$(or $(PYTHON),$${python_before:-})"; index="$(or $(WHALEPOD_TORCH_INDEX),$${index_before:-})"; \
+	if [ "$$key|$$python|$$index" = "$${key_before:-}|$${python_before:-}|$${index_before:-}" ]; then exit 0; fi; \
+	if [ "$$python" != "$${python_before:-}" ] || ! $(BIN)/pip --version >/dev/null 2>&1; then \
+		$(make_environment); \
+	fi; \
+	rm -f .venv/installed; \
+	echo "Installing into .venv with $$($(BIN)/python --version); the first time takes some minutes."; \
+	if [ -n "$$index" ]; then \
+		$(BIN)/pip install --index-url "$$index" --no-deps "$$(grep '^torch==' constraints.txt)"; \
+	fi; \
+	$(BIN)/pip install --constraint constraints.txt --editable '.[dev]' \
+		| { grep -v '^Requirement already satisfied' || true; }; \
+	printf '%s\n' "$$key" "$$python" "$$index" > .venv/installed
+
+define make_environment
+for python in $(PYTHONS) none; do \
+	if "$$python" -c '$(SUITABLE)' >/dev/null 2>&1; then break; fi; \
+done; \
+if [ "$$python" = none ]; then \
+	echo "Whalepod needs Python 3.11 or 3.12 with venv and pip. Tried: $(PYTHONS)." >&2; \
+	echo "On Debian or Ubuntu: apt-get install python3-venv. Or name one: make venv PYTHON=/path/to/python3.12" >&2; \
+	exit 1; \
+fi; \
+"$$python" -m venv --clear .venv
+endef
+
+lock:  ## choose the newest versions that pyproject.toml allows, for Python 3.11 and 3.12 alike
+	$(BIN)/uv pip compile --quiet --universal --python-version 3.11 --all-extras --upgrade --no-annotate \
+		--no-emit-index-url --custom-compile-command "make lock" --output-file constraints.txt pyproject.toml
+
+clean:  ## remove what can be made again, the environment too
+	rm -rf .venv build dist .pytest_cache .ruff_cache .hypothesis src/whalepod.egg-info
+
+# -------------------------------------------------------------------------------------------------------------- use
+
+serve: venv  ## start a whole cluster on this machine with the model that ships
+	@exec $(BIN)/whalepod serve $(ARGS)
+
+# ------------------------------------------------------------------------------------------------------------ check
+
+test: venv  ## run the tests that run before every merge
+	$(BIN)/python -m pytest $(TESTS) $(ARGS)
+
+test-all: venv  ## run those and the slow ones
+	$(BIN)/python -m pytest -m "" $(TESTS) $(ARGS)
+
+lint: venv proto-check  ## check format, lint, types and generated code
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/pyright
+
+format: venv  ## format the sources and fix what lint can fix
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+# ------------------------------------------------------------------------------------------------- generated code
+
+PROTOS := $(sort $(wildcard proto/whalepod/rpc/*/v*/*.proto))
+# Writes the Python of every .proto below $(1), which names an import root.
+protoc = $(BIN)/python -m grpc_tools.protoc -Iproto --python_out=$(1) --pyi_out=$(1) --grpc_python_out=$(1) $(PROTOS)
+
+proto: venv  ## generate src/whalepod/rpc from proto/
+	@find src/whalepod/rpc -name '*_pb2*' -delete
+	$(call protoc,src)
+
+proto-check: venv  ## check that src/whalepod/rpc is what proto/ generates
+	@out=$$(mktemp -d); trap 'rm -rf "$$out"' EXIT; $(call protoc,$$out); \
+	diff -r -x __pycache__ "$$out/whalepod/rpc" src/whalepod/rpc \
+		|| { echo "src/whalepod/rpc is not what proto/ generates: run make proto" >&2; exit 1; }
