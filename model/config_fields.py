@@ -29,7 +29,7 @@ def read_fields(kind: type[Any], values: Mapping[str, Any], *, where: str) -> di
     return arguments
 
 
-def _convert(value: Any, hint: Any, name: str) -> Any:
+def _convert(value: object, hint: object, name: str) -> object:
     if isinstance(hint, UnionType):
         (hint,) = [kind for kind in get_args(hint) if kind is not NoneType]
     if get_origin(hint) is tuple:
@@ -44,4 +44,5 @@ def _convert(value: Any, hint: Any, name: str) -> Any:
         return value
     if not isinstance(value, Mapping):
         raise ConfigError(f"config.json: {name} must be an object, not {value!r}")
+    assert isinstance(hint, type), f"fields of type {hint} are not read from JSON"
     return hint(**read_fields(hint, value, where=f"{name}."))

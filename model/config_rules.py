@@ -62,10 +62,11 @@ def _check_supported(config: ModelConfig) -> None:
 
 def _check_sizes(config: ModelConfig) -> None:
     positive = (
-        "vocab_size hidden_size num_hidden_layers max_position_embeddings num_attention_heads head_dim qk_rope_head_dim "
-        "q_lora_rank o_lora_rank o_groups sliding_window index_n_heads index_head_dim index_topk candidate_topk_blocks "
-        "candidate_block_size moe_intermediate_size n_routed_experts num_experts_per_tok n_shared_experts hc_mult "
-        "hc_sinkhorn_iters rms_norm_eps hc_eps rope_theta compress_rope_theta swiglu_limit"
+        "vocab_size hidden_size num_hidden_layers max_position_embeddings num_attention_heads head_dim "
+        "qk_rope_head_dim q_lora_rank o_lora_rank o_groups sliding_window index_n_heads index_head_dim "
+        "index_topk candidate_topk_blocks candidate_block_size moe_intermediate_size n_routed_experts "
+        "num_experts_per_tok n_shared_experts hc_mult hc_sinkhorn_iters rms_norm_eps hc_eps rope_theta "
+        "compress_rope_theta swiglu_limit"
     )
     for name in positive.split():
         _require(getattr(config, name) > 0, f"{name} must be positive, not {getattr(config, name)}")

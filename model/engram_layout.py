@@ -1,4 +1,4 @@
-"""Where n-gram rows lie: the constants of the Engram hash, derived from the configuration (`spec` facts of the release).
+"""Where n-gram rows lie: the constants of the Engram hash, as the released model derives them from its configuration.
 
 Each n-gram layer owns one table. Its columns are ordered by n-gram size (2, 3, …), then head; a column owns a range of
 rows whose length is a prime, so that `hash mod prime + offset` names a row.
