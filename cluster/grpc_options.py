@@ -12,6 +12,7 @@ MESSAGE_BYTES_MAX = 64 * 1024 * 1024
 KEEPALIVE_TIME_MS = 10_000
 KEEPALIVE_TIMEOUT_MS = 5_000
 RECONNECT_BACKOFF_MS = (50, 1_000)
+CONNECT_TIMEOUT_MS = 3_000
 
 Option = tuple[str, int]
 
@@ -45,6 +46,6 @@ def channel_options() -> Sequence[Option]:
         *_KEEPALIVE,
         ("grpc.enable_http_proxy", 0),
         ("grpc.initial_reconnect_backoff_ms", initial_ms),
-        ("grpc.min_reconnect_backoff_ms", initial_ms),
+        ("grpc.min_reconnect_backoff_ms", CONNECT_TIMEOUT_MS),  # gRPC's name for how long one attempt may take
         ("grpc.max_reconnect_backoff_ms", max_ms),
     )

@@ -4,7 +4,8 @@ A message is a msgpack array, one for every step that has something to say to th
 
     [version, [load…], [[request_id, attempt, kind, …], …]]
 
-    kind 0, tokens:    packed ids, packed logprobs, packed top counts (u8), packed top ids, packed top logprobs
+    kind 0, tokens:    cached tokens | nil, packed ids, packed logprobs, packed top counts (u8), packed top ids,
+                       packed top logprobs
     kind 1, finished:  reason, matched stop id | nil, cached tokens, replayed tokens, error | nil
 
 Ids are little-endian uint32 and log-probabilities little-endian float32, so that a log-probability arrives with the
@@ -59,7 +60,7 @@ def encode_step(events: Sequence[StepEvent], load: RankLoad) -> bytes:
     packed: list[list[Any]] = []
     for event in events:
         assert not isinstance(event, HandoffEvent), "a decode rank reports no hand-off"
-        fields = _pack_tokens(event.tokens) if isinstance(event, TokensEvent) else _pack_finished(event)
+        fields = _pack_tokens(event) if isinstance(event, TokensEvent) else _pack_finished(event)
         packed.append([event.request_id, event.attempt, *fields])
     return cast(bytes, msgpack.packb([VERSION, _pack_load(load), packed]))
 
@@ -88,16 +89,18 @@ def _pack_load(load: RankLoad) -> list[int]:
     ]
 
 
-def _pack_tokens(tokens: Sequence[SampledToken]) -> list[Any]:
+def _pack_tokens(event: TokensEvent) -> list[Any]:
+    tokens = event.tokens
     with_logprobs = bool(tokens) and tokens[0].logprob is not None
     assert all((token.logprob is not None) == with_logprobs for token in tokens), "log-probabilities for all or none"
     ids = struct.pack(f"<{len(tokens)}I", *(token.id for token in tokens))
     if not with_logprobs:
-        return [TOKENS, ids, b"", b"", b"", b""]
+        return [TOKENS, event.cached_tokens, ids, b"", b"", b"", b""]
     top_ids = [top_id for token in tokens for top_id in token.top_ids]
     top_logprobs = [logprob for token in tokens for logprob in token.top_logprobs]
     return [
         TOKENS,
+        event.cached_tokens,
         ids,
         struct.pack(f"<{len(tokens)}f", *(token.logprob for token in tokens)),
         bytes(len(token.top_ids) for token in tokens),
@@ -125,7 +128,8 @@ def _unpack_event(request_id: object, attempt: int, kind: int, *fields: Any) -> 
     if not isinstance(request_id, bytes) or len(request_id) != REQUEST_ID_BYTES:
         raise StepMessageError(f"a request id has {REQUEST_ID_BYTES} bytes")
     if kind == TOKENS:
-        return TokensEvent(RequestId(request_id), attempt, _unpack_tokens(*fields))
+        cached_tokens, *packed = fields
+        return TokensEvent(RequestId(request_id), attempt, _unpack_tokens(*packed), cached_tokens)
     if kind == FINISHED:
         return _unpack_finished(RequestId(request_id), attempt, *fields)
     raise StepMessageError(f"unknown event kind {kind}")

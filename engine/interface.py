@@ -101,6 +101,9 @@ class TokensEvent:
     request_id: RequestId
     attempt: int
     tokens: tuple[SampledToken, ...]
+    cached_tokens: int | None = None
+    """R of this request. At least its first event says it: a client's stop string ends the request without a
+    `FinishedEvent`, and usage is still told truthfully. For a request that was handed off, the prefill rank's R."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -45,7 +45,7 @@ def sampled_tokens(draw: st.DrawFn) -> tuple[SampledToken, ...]:
 
 @given(st.lists(sampled_tokens(), max_size=4), st.integers(1, 2**31))
 def test_tokens_arrive_as_they_were_sent(bursts: list[tuple[SampledToken, ...]], attempt: int) -> None:
-    events = tuple(TokensEvent(A, attempt, tokens) for tokens in bursts)
+    events = tuple(TokensEvent(A, attempt, tokens, len(tokens) or None) for tokens in bursts)
     assert decode_step(encode_step(events, LOAD)) == StepMessage(LOAD, events)
 
 
@@ -101,10 +101,10 @@ def test_a_hand_off_is_no_step_event() -> None:
         msgpack.packb(7),
         msgpack.packb([2, [0] * 6, []]),
         msgpack.packb([1, [0] * 7, []]),
-        msgpack.packb([1, [0] * 6, [[b"short", 1, 0, b"", b"", b"", b"", b""]]]),
+        msgpack.packb([1, [0] * 6, [[b"short", 1, 0, None, b"", b"", b"", b"", b""]]]),
         msgpack.packb([1, [0] * 6, [[A, 1, 9]]]),
-        msgpack.packb([1, [0] * 6, [[A, 1, 0, b"abc", b"", b"", b"", b""]]]),
-        msgpack.packb([1, [0] * 6, [[A, 1, 0, b"abcd", b"ab", b"", b"", b""]]]),
+        msgpack.packb([1, [0] * 6, [[A, 1, 0, None, b"abc", b"", b"", b"", b""]]]),
+        msgpack.packb([1, [0] * 6, [[A, 1, 0, 0, b"abcd", b"ab", b"", b"", b""]]]),
         msgpack.packb([1, [0] * 6, [[A, 1, 1, 99, None, 0, 0, None]]]),
         encode_step([TokensEvent(A, 1, (SampledToken(1, 0.0),))], LOAD)[:-1],
         encode_step([], LOAD) + b"\x00",
