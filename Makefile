@@ -69,10 +69,10 @@ serve: venv  ## start a whole cluster on this machine with the model that ships
 # ------------------------------------------------------------------------------------------------------------ check
 
 test: venv  ## run the tests that run before every merge
-	$(BIN)/python -m pytest $(TESTS) $(ARGS)
+	$(BIN)/pytest $(TESTS) $(ARGS)
 
 test-all: venv  ## run those and the slow ones
-	$(BIN)/python -m pytest -m "" $(TESTS) $(ARGS)
+	$(BIN)/pytest -m "" $(TESTS) $(ARGS)
 
 lint: venv proto-check  ## check format, lint, types and generated code
 	$(BIN)/ruff format --check .
