@@ -162,6 +162,18 @@ class ClusterConfig(_Section):
         return self
 
     @property
+    def model_dir(self) -> Path:
+        """The checkpoint. Raises ConfigError if none is set: only `whalepod serve` has a default."""
+        if self.model is None:
+            raise ConfigError("no model: set model (--model, WHALEPOD_MODEL) to a checkpoint directory")
+        return Path(self.model)
+
+    @property
+    def model_name(self) -> str:
+        """What clients call the model."""
+        return self.served_model_name or self.model_dir.resolve().name
+
+    @property
     def prefill_role(self) -> RankRole:
         return RankRole.PREFILL_FULL if self.prefill.role == "full" else RankRole.PREFILL_ENCODER
 

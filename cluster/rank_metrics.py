@@ -1,0 +1,69 @@
+"""What operators see of one rank. One set a process, on the default registry, beside the store client's.
+
+Gauges are read from the rank when somebody asks for them, so they are never stale.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Final
+
+from prometheus_client import Counter, Histogram
+from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from whalepod.engine.interface import FinishedEvent, HandoffEvent, RankLoad, StepEvent, TokensEvent
+
+# A row of a tiny model takes a millisecond on a CPU, a chunk of a large one some seconds.
+_SECONDS: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
+_ROWS: Final = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
+
+TOKENS = Counter("whalepod_rank_generated_tokens", "Tokens this rank has drawn.")
+CACHED_TOKENS = Counter(
+    "whalepod_rank_cached_tokens", "Prompt tokens whose state was restored from an earlier request."
+)
+REPLAYED_TOKENS = Counter("whalepod_rank_replayed_tokens", "Rows computed again to rebuild windows.")
+FINISHED = Counter("whalepod_rank_finished", "Requests that ended here, by reason.", ["reason"])
+HANDOFFS = Counter(
+    "whalepod_rank_handoffs", "Prompts published for a decode rank, by whether the store took them.", ["stored"]
+)
+STEP_SECONDS = Histogram("whalepod_rank_step_seconds", "Time of one step, by phase.", ["phase"], buckets=_SECONDS)
+BATCH_ROWS = Histogram("whalepod_rank_batch_rows", "Rows of one step, by phase.", ["phase"], buckets=_ROWS)
+
+
+def count_events(events: Sequence[StepEvent]) -> None:
+    """Count what one step produced."""
+    for event in events:
+        match event:
+            case TokensEvent():
+                TOKENS.inc(len(event.tokens))
+            case HandoffEvent():
+                HANDOFFS.labels(str(event.handoff.stored).lower()).inc()
+                TOKENS.inc(event.handoff.first_token is not None)
+            case FinishedEvent():
+                FINISHED.labels(event.reason.value).inc()
+                CACHED_TOKENS.inc(event.cached_tokens)
+                REPLAYED_TOKENS.inc(event.replayed_tokens)
+
+
+class LoadCollector(Collector):
+    """A rank's load as gauges."""
+
+    def __init__(self, load: Callable[[], RankLoad]) -> None:
+        self._load = load
+
+    def collect(self) -> Iterator[Metric]:
+        load = self._load()
+        for name, help_text, value in (
+            ("running", "Requests in the batch.", load.running),
+            ("waiting", "Requests that wait for room.", load.waiting),
+            ("slots", "Requests that fit into the batch.", load.slots_total),
+            ("kv_blocks_free", "Device blocks that hold nothing needed.", load.blocks_free),
+            ("kv_blocks_used", "Device blocks in use.", load.blocks_total - load.blocks_free),
+            ("prefill_tokens_queued", "Prompt rows that are still to be computed.", load.prefill_tokens_queued),
+        ):
+            yield GaugeMetricFamily(f"whalepod_rank_{name}", help_text, value)
+
+    def describe(self) -> list[Metric]:
+        """Names without values: registering must not ask the rank."""
+        return []

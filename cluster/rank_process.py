@@ -1,0 +1,339 @@
+"""One rank's process: an engine, and around it the gRPC server, the registration, the metrics and the way out.
+
+    load weights ─▶ start engine ─▶ listen, healthy ─▶ register ─▶ … ─▶ stop asked
+      ─▶ leave placement (unhealthy, `draining`) ─▶ let requests finish ─▶ unregister ─▶ stop server, engine, store
+
+The engine reports on its own thread; `deliver` of the service runs on the event loop, once a step.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Protocol
+from wsgiref.simple_server import WSGIServer
+
+import grpc
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+from prometheus_client import REGISTRY, start_http_server
+
+from whalepod import __version__
+from whalepod.core.clock import SYSTEM_CLOCK, Clock, Deadline
+from whalepod.core.credentials import ClusterSecret
+from whalepod.core.errors import ConfigError, InternalError
+from whalepod.core.ids import Incarnation, RankId, mint_incarnation
+from whalepod.engine.interface import Fidelity, RankLoad, StepEvent
+from whalepod.engine.options import RankOptions
+from whalepod.engine.rank import EngineRank
+from whalepod.engine.rank_model import RankModel
+from whalepod.kvstore.client import KvClient
+from whalepod.kvstore.settings import StoreAddress, StoreSettings
+from whalepod.model.tensor_layout import ModelRole
+
+from .config import METRICS_PORT_OFFSET, ClusterConfig, DecodeSettings, PrefillSettings
+from .grpc_options import server_options
+from .rank_metrics import LoadCollector, count_events
+from .registration import RankInfo, RankRole
+from .registry import Registrar
+
+log = logging.getLogger(__name__)
+
+DRAIN_POLL_S = 0.05
+SERVER_GRACE_S = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class RankIdentity:
+    """Which rank a process is. `rank_id` survives a restart, `incarnation` does not."""
+
+    rank_id: RankId
+    role: RankRole
+    pool: str
+    host: str
+    port: int
+    address: str
+    incarnation: Incarnation
+    model_name: str
+
+    @property
+    def metrics_port(self) -> int:
+        return self.port + METRICS_PORT_OFFSET
+
+
+def rank_identity(config: ClusterConfig, role: RankRole, index: int) -> RankIdentity:
+    """Rank `index` (from 0) of the pool of `role`. Its port is `index` above the pool's."""
+    pool = "prefill" if role.is_prefill else "decode"
+    port = (config.prefill if role.is_prefill else config.decode).port + index
+    return RankIdentity(
+        rank_id=RankId(f"{pool}-{index}"),
+        role=role,
+        pool=pool,
+        host=config.host,
+        port=port,
+        address=join_address(config.reachable_host, port),
+        incarnation=mint_incarnation(),
+        model_name=config.model_name,
+    )
+
+
+def join_address(host: str, port: int) -> str:
+    """`host:port`, with brackets around an IPv6 literal."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+@dataclass(frozen=True, slots=True)
+class RankContext:
+    """What a rank's service is given."""
+
+    identity: RankIdentity
+    engine: EngineRank
+    secret: ClusterSecret
+    namespace: bytes
+    fidelities: tuple[Fidelity, ...]
+    clock: Clock
+
+
+class RankService(Protocol):
+    """The gRPC service of a role. Everything here runs on the event loop."""
+
+    @property
+    def name(self) -> str:
+        """Full protobuf name."""
+        ...
+
+    @property
+    def requests_live(self) -> int:
+        """Requests that somebody waits for."""
+        ...
+
+    def register(self, server: grpc.aio.Server) -> None: ...
+
+    def deliver(self, events: Sequence[StepEvent], load: RankLoad) -> None:
+        """What one engine step produced."""
+        ...
+
+    def start_draining(self) -> None:
+        """Refuse new requests from now on."""
+        ...
+
+
+async def run_rank(
+    config: ClusterConfig,
+    identity: RankIdentity,
+    make_service: Callable[[RankContext], RankService],
+    *,
+    stop: asyncio.Event,
+    on_ready: Callable[[RankInfo], None] | None = None,
+    clock: Clock = SYSTEM_CLOCK,
+) -> None:
+    """Serve until `stop` is set, then drain. Returns when nothing of the rank is left.
+
+    Raises ConfigError or CheckpointError before serving, InternalError if the engine stopped by itself.
+    """
+    rank = RankProcess(config, identity, clock=clock)
+    try:
+        await rank.start(make_service)
+        if on_ready is not None:
+            on_ready(rank.describe())
+        await rank.serve_until(stop)
+        await rank.drain(config.router.drain_seconds)
+    finally:
+        await rank.close()
+
+
+class RankProcess:
+    """The parts of a running rank, and the order in which they start and stop."""
+
+    def __init__(self, config: ClusterConfig, identity: RankIdentity, *, clock: Clock) -> None:
+        self._config = config
+        self._identity = identity
+        self._clock = clock
+        self._secret = config.cluster_secret()
+        self._loop = asyncio.get_running_loop()
+        self._health = health.aio.HealthServicer()  # pyright: ignore[reportAttributeAccessIssue]  # set at import
+        self._server = grpc.aio.server(options=server_options())
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
+        self._failure: asyncio.Future[BaseException] = self._loop.create_future()
+        self._draining = False
+        self._model: RankModel | None = None
+        self._engine: EngineRank | None = None
+        self._store: KvClient | None = None
+        self._service: RankService | None = None
+        self._registrar: Registrar | None = None
+        self._metrics: tuple[WSGIServer, LoadCollector] | None = None
+
+    async def start(self, make_service: Callable[[RankContext], RankService]) -> None:
+        """Ports first: a taken port should cost no loading of weights."""
+        self._bind()
+        with ThreadPoolExecutor(max_workers=1) as loader:
+            engine = await self._loop.run_in_executor(loader, self._load_engine)
+        assert self._model is not None
+        context = RankContext(
+            self._identity, engine, self._secret, self._model.namespace, self._config.fidelity.allowed, self._clock
+        )
+        self._service = make_service(context)
+        self._service.register(self._server)
+        reflection.enable_server_reflection(
+            (self._service.name, health.SERVICE_NAME, reflection.SERVICE_NAME), self._server
+        )
+        engine.start()
+        await self._set_health(serving=True)
+        await self._server.start()
+        self._serve_metrics(engine)
+        self._registrar = Registrar(
+            redis_url=self._config.redis_url_or_embedded,
+            secret=self._secret,
+            describe=self.describe,
+            clock=self._clock,
+        )
+        await self._registrar.start()
+        log.info("rank is ready", extra={"rank": self._identity.rank_id, "address": self._identity.address})
+
+    async def serve_until(self, stop: asyncio.Event) -> None:
+        """Raises InternalError if the engine breaks first."""
+        stopping = asyncio.ensure_future(stop.wait())
+        try:
+            await asyncio.wait((stopping, self._failure), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            stopping.cancel()
+        if self._failure.done():
+            raise InternalError(f"the engine of {self._identity.rank_id} stopped: {self._failure.result()}")
+
+    async def drain(self, seconds: float) -> None:
+        """Leave placement, then let what is here finish, at most so long."""
+        assert self._service is not None
+        assert self._registrar is not None
+        self._draining = True
+        self._service.start_draining()
+        await self._set_health(serving=False)
+        await self._registrar.announce()
+        deadline = Deadline.after(seconds, self._clock)
+        while self._service.requests_live and not deadline.expired and not self._failure.done():  # noqa: ASYNC110
+            await asyncio.sleep(DRAIN_POLL_S)
+        if self._service.requests_live:
+            log.warning("draining took too long", extra={"requests": self._service.requests_live})
+
+    async def close(self) -> None:
+        """Stop whatever has started. The engine ends what is left with WorkerLostError while the server still talks."""
+        if self._registrar is not None:
+            await self._registrar.stop()
+        if self._engine is not None:
+            await asyncio.to_thread(self._engine.stop)
+            await asyncio.sleep(0)  # what the engine reported last is on its way to the event loop
+        await self._server.stop(SERVER_GRACE_S)
+        if self._metrics is not None:
+            server, collector = self._metrics
+            REGISTRY.unregister(collector)
+            await asyncio.to_thread(server.shutdown)
+            server.server_close()
+        if self._store is not None:
+            self._store.close()
+
+    def describe(self) -> RankInfo:
+        assert self._engine is not None
+        limits = self._engine.limits
+        allowed = self._config.fidelity.allowed
+        return RankInfo(
+            rank_id=self._identity.rank_id,
+            role=self._identity.role,
+            pool=self._identity.pool,
+            address=self._identity.address,
+            incarnation=self._identity.incarnation,
+            model=self._identity.model_name,
+            namespace=limits.namespace,
+            layout=limits.layout,
+            context_tokens_max=limits.context_tokens_max,
+            fidelities=tuple(fidelity for fidelity in limits.fidelities if fidelity in allowed),
+            version=__version__,
+            time_unix_ms=self._clock.unix_ms(),
+            load=self._engine.load(),
+            draining=self._draining,
+        )
+
+    def _bind(self) -> None:
+        address = join_address(self._identity.host, self._identity.port)
+        try:
+            self._server.add_insecure_port(address)
+        except RuntimeError:
+            pool = self._identity.pool
+            raise ConfigError(
+                f"{self._identity.rank_id} cannot listen on {address} ({pool}.port): is it in use?"
+            ) from None
+
+    def _load_engine(self) -> EngineRank:
+        """Blocks while weights are read."""
+        config, identity = self._config, self._identity
+        encoder = identity.role is RankRole.PREFILL_ENCODER
+        self._model = RankModel.load(
+            config.model_dir,
+            role=ModelRole.ENCODER if encoder else ModelRole.FULL,
+            block_tokens=config.engine.block_tokens,
+            quantized_caches=config.engine.quantized_caches,
+            threads=config.engine.threads,
+        )
+        self._store = KvClient(
+            StoreSettings(addresses=(StoreAddress.parse(config.redis_url_or_embedded),)),
+            namespace=self._model.namespace,
+            layout=self._model.block_layout,
+            incarnation=identity.incarnation,
+            clock=self._clock,
+        )
+        self._engine = EngineRank(
+            self._model,
+            rank_options(config, identity.role),
+            store=self._store,
+            on_step=self._on_step,
+            on_failure=self._on_failure,
+            clock=self._clock,
+        )
+        return self._engine
+
+    def _on_step(self, events: Sequence[StepEvent]) -> None:
+        """On the engine's thread."""
+        assert self._engine is not None
+        count_events(events)
+        self._loop.call_soon_threadsafe(self._deliver, events, self._engine.load())
+
+    def _deliver(self, events: Sequence[StepEvent], load: RankLoad) -> None:
+        assert self._service is not None
+        self._service.deliver(events, load)
+
+    def _on_failure(self, error: BaseException) -> None:
+        """On the engine's thread."""
+        log.critical("the engine stopped", extra={"rank": self._identity.rank_id}, exc_info=error)
+        self._loop.call_soon_threadsafe(self._failure.set_result, error)
+
+    async def _set_health(self, *, serving: bool) -> None:
+        assert self._service is not None
+        status = health_pb2.HealthCheckResponse.SERVING if serving else health_pb2.HealthCheckResponse.NOT_SERVING
+        for name in ("", self._service.name):
+            await self._health.set(name, status)
+
+    def _serve_metrics(self, engine: EngineRank) -> None:
+        port = self._identity.metrics_port
+        try:
+            server, _ = start_http_server(port, addr=self._identity.host)
+        except OSError as error:
+            raise ConfigError(
+                f"the metrics of {self._identity.rank_id} cannot listen on port {port}: {error}"
+            ) from None
+        collector = LoadCollector(engine.load)
+        REGISTRY.register(collector)
+        self._metrics = (server, collector)
+
+
+def rank_options(config: ClusterConfig, role: RankRole) -> RankOptions:
+    """What a rank of this role may hold and do in a step."""
+    pool: PrefillSettings | DecodeSettings = config.prefill if role.is_prefill else config.decode
+    return RankOptions(
+        slots=pool.slots,
+        blocks=pool.blocks,
+        memory_bytes=None if pool.memory_gib is None else int(pool.memory_gib * 2**30),
+        chunk_tokens=pool.chunk_tokens,
+        chunk_tokens_beside_decode=min(pool.chunk_tokens, config.decode.chunk_tokens),
+        context_tokens_max=config.engine.context_tokens_max,
+    )

@@ -1,0 +1,180 @@
+"""`DecodeService`: one stream per router, one message per engine step for all its requests.
+
+Translates, calls the engine, and translates back. A stream owns its requests: when it breaks, they are cancelled.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+import grpc
+
+from whalepod.cluster.error_codes import status_of_error
+from whalepod.cluster.rank_process import RankContext
+from whalepod.cluster.step_message import DecodeEvent, encode_step
+from whalepod.cluster.ticket_gate import TicketGate, claimed_identity
+from whalepod.cluster.wire import handoff_from_proto
+from whalepod.core.errors import AuthenticationError, CapacityError, ServingError
+from whalepod.core.ids import RequestId
+from whalepod.engine.interface import FinishedEvent, FinishReason, Handoff, HandoffEvent, RankLoad, StepEvent, Work
+from whalepod.rpc.decode.v1 import decode_pb2, decode_pb2_grpc
+
+MESSAGES_WAITING_MAX = 4096
+"""Steps a router may lag behind. More, and it cannot be reading: its stream is broken off."""
+
+NOTHING_HANDED_OFF = Handoff(boundary_tokens=0, kind=None, stored=False)
+
+Key = tuple[RequestId, int]
+
+
+class RouterStream:
+    """What waits to be sent to one router, and the requests it owns."""
+
+    def __init__(self) -> None:
+        self.live: set[Key] = set()
+        self.reading = True
+        self.broken = False
+        self._messages: asyncio.Queue[bytes | ServingError | None] = asyncio.Queue()
+
+    def send(self, message: bytes) -> None:
+        if self._messages.qsize() >= MESSAGES_WAITING_MAX:
+            self.break_off(CapacityError(f"the router is {MESSAGES_WAITING_MAX} steps behind"))
+        elif not self.broken:
+            self._messages.put_nowait(message)
+
+    def break_off(self, error: ServingError) -> None:
+        """End the stream with a status, after what is waiting. Nothing follows."""
+        if not self.broken:
+            self.broken = True
+            self._messages.put_nowait(error)
+
+    def end_if_idle(self) -> None:
+        """End the stream well, once the router has nothing more to say and nothing to wait for."""
+        if not self.reading and not self.live:
+            self._messages.put_nowait(None)
+
+    async def next_message(self) -> bytes | ServingError | None:
+        return await self._messages.get()
+
+
+class DecodeServicer(decode_pb2_grpc.DecodeServiceServicer):
+    """Everything runs on one event loop, so no two messages about a request are handled at a time."""
+
+    name = decode_pb2.DESCRIPTOR.services_by_name["DecodeService"].full_name
+
+    def __init__(self, context: RankContext) -> None:
+        self._engine = context.engine
+        self._gate = TicketGate(
+            rank_id=context.identity.rank_id,
+            work=Work.GENERATE,
+            model_name=context.identity.model_name,
+            namespace=context.namespace,
+            fidelities=context.fidelities,
+            secret=context.secret,
+            clock=context.clock,
+        )
+        self._owners: dict[Key, RouterStream] = {}
+        # `cancel` waits for the engine's step; the event loop must not.
+        self._cancels = ThreadPoolExecutor(max_workers=1, thread_name_prefix="decode-cancel")
+
+    @property
+    def requests_live(self) -> int:
+        return len(self._owners)
+
+    def register(self, server: grpc.aio.Server) -> None:
+        decode_pb2_grpc.add_DecodeServiceServicer_to_server(self, server)
+
+    def start_draining(self) -> None:
+        self._gate.closed = True
+
+    async def Generate(  # noqa: N802  the RPC's name
+        self,
+        request_iterator: AsyncIterator[decode_pb2.GenerateRequest],
+        context: grpc.aio.ServicerContext[decode_pb2.GenerateRequest, decode_pb2.GenerateResponse],
+    ) -> AsyncIterator[decode_pb2.GenerateResponse]:
+        stream = RouterStream()
+        reader = asyncio.create_task(self._read(request_iterator, stream))
+        try:
+            while (message := await stream.next_message()) is not None:
+                if isinstance(message, ServingError):
+                    status, text, metadata = status_of_error(message)
+                    await context.abort(status, text, metadata)
+                yield decode_pb2.GenerateResponse(packed_step=message)
+        finally:
+            reader.cancel()
+            self._drop_all(stream)
+
+    def deliver(self, events: Sequence[StepEvent], load: RankLoad) -> None:
+        by_stream: dict[RouterStream, list[DecodeEvent]] = {}
+        for event in events:
+            assert not isinstance(event, HandoffEvent), "a decode rank hands nothing off"
+            key = (event.request_id, event.attempt)
+            stream = self._owners.get(key)
+            if stream is None:
+                continue  # cancelled in the meantime
+            by_stream.setdefault(stream, []).append(event)
+            if isinstance(event, FinishedEvent):
+                self._disown(key)
+        for stream, its_events in by_stream.items():
+            stream.send(encode_step(its_events, load))
+            stream.end_if_idle()
+            if stream.broken:
+                self._drop_all(stream)
+
+    async def _read(self, requests: AsyncIterator[decode_pb2.GenerateRequest], stream: RouterStream) -> None:
+        async for request in requests:
+            match request.WhichOneof("kind"):
+                case "start":
+                    self._start(request.start, stream)
+                case "ready":
+                    self._ready(request.ready, stream)
+                case "cancel":
+                    self._cancel(request.cancel, stream)
+                case _:
+                    pass  # a kind of tomorrow
+        stream.reading = False
+        stream.end_if_idle()
+
+    def _start(self, start: decode_pb2.Start, stream: RouterStream) -> None:
+        claimed = claimed_identity(start.ticket)
+        if claimed is None:
+            stream.break_off(AuthenticationError("a ticket cannot be parsed"))
+            return
+        if self._owners.get(claimed) is stream:
+            return  # repeated
+        try:
+            request = self._gate.admit_or_raise(start.ticket)
+            self._owners[claimed] = stream
+            stream.live.add(claimed)
+            self._engine.submit(request)
+        except ServingError as error:
+            self._disown(claimed)
+            refusal = FinishedEvent(*claimed, reason=FinishReason.ERROR, error=error)
+            stream.send(encode_step([refusal], self._engine.load()))
+
+    def _ready(self, ready: decode_pb2.Ready, stream: RouterStream) -> None:
+        key = (RequestId(ready.request_id), ready.attempt)
+        if self._owners.get(key) is stream:
+            handoff = handoff_from_proto(ready.result) if ready.HasField("result") else NOTHING_HANDED_OFF
+            self._engine.hand_off(*key, handoff)
+
+    def _cancel(self, cancel: decode_pb2.Cancel, stream: RouterStream) -> None:
+        key = (RequestId(cancel.request_id), cancel.attempt)
+        if self._owners.get(key) is stream:
+            self._drop(key)
+
+    def _drop(self, key: Key) -> None:
+        """Nobody waits for this request any more."""
+        self._disown(key)
+        self._cancels.submit(self._engine.cancel, *key)
+
+    def _drop_all(self, stream: RouterStream) -> None:
+        for key in list(stream.live):
+            self._drop(key)
+
+    def _disown(self, key: Key) -> None:
+        stream = self._owners.pop(key, None)
+        if stream is not None:
+            stream.live.discard(key)
