@@ -44,8 +44,8 @@ class CommandEntry:
 COMMANDS: Mapping[str, CommandEntry] = {
     "serve": CommandEntry("serve", "serve", "Start a whole cluster on this machine and serve until interrupted."),
     "router": CommandEntry("router", "router", "Run one router: HTTP and gRPC front door, placement, streams."),
-    "prefill": CommandEntry("prefill", "prefill", "Run one prefill rank."),
-    "decode": CommandEntry("decode", "decode", "Run one decode rank."),
+    "prefill": CommandEntry("rank", "prefill", "Run one prefill rank."),
+    "decode": CommandEntry("rank", "decode", "Run one decode rank."),
     "status": CommandEntry("status", "status", "Show the ranks of a running cluster."),
     "generate": CommandEntry("generate", "generate", "Complete a prompt, in this process or through a cluster."),
     "chat": CommandEntry("chat", "chat", "Talk to a running cluster."),
