@@ -1,0 +1,27 @@
+"""Attention over gathered keys, matrix products in batches of a fixed number of rows."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from whalepod.kernels.numerics import ROW_TILE, compute_dtype, pad_rows
+
+
+def sink_attention(queries: Tensor, keys: Tensor, valid: Tensor, sink: Tensor, *, scale: float) -> Tensor:
+    dtype = compute_dtype(queries)
+    tiles, key_tiles = pad_rows(queries.to(dtype)), pad_rows(keys.to(dtype))
+    weights = tiles.new_empty(*tiles.shape[:2], keys.shape[1])
+    for start in range(0, tiles.shape[0], ROW_TILE):
+        tile = slice(start, start + ROW_TILE)
+        torch.bmm(tiles[tile], key_tiles[tile].transpose(1, 2), out=weights[tile])
+    scores = weights[: queries.shape[0]].mul_(scale).masked_fill_(~valid[:, None, :], -torch.inf)
+    sink = sink.to(dtype)[:, None]
+    highest = torch.maximum(scores.amax(dim=-1, keepdim=True), sink)
+    scores.sub_(highest).exp_()
+    denominators = scores.sum(dim=-1, keepdim=True) + torch.exp(sink - highest)
+    out = torch.empty_like(tiles)
+    for start in range(0, tiles.shape[0], ROW_TILE):
+        tile = slice(start, start + ROW_TILE)
+        torch.bmm(weights[tile], key_tiles[tile], out=out[tile])
+    return (out[: queries.shape[0]] / denominators).to(queries.dtype)

@@ -1,0 +1,23 @@
+"""Matrix products of activations with weights, one result per row whatever the batch."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from . import reference
+
+
+def linear(x: Tensor, weight: Tensor, *, out_dtype: torch.dtype | None = None) -> Tensor:
+    """x [rows, in], weight [out, in] -> x · weightᵀ [rows, out], accumulated in at least float32.
+
+    The result has the dtype of `x` unless `out_dtype` says otherwise. Bit-equal per row for any number of rows.
+    """
+    assert x.ndim == 2 and weight.ndim == 2 and x.shape[1] == weight.shape[1], (x.shape, weight.shape)
+    return reference.linear(x, weight, out_dtype=out_dtype or x.dtype)
+
+
+def grouped_linear(x: Tensor, weight: Tensor) -> Tensor:
+    """x [rows, groups, in], weight [groups, out, in] -> [rows, groups, out]: one matrix per group of channels."""
+    assert x.ndim == 3 and weight.ndim == 3 and x.shape[1::2] == weight.shape[::2], (x.shape, weight.shape)
+    return reference.grouped_linear(x, weight)

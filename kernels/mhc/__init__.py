@@ -1,0 +1,46 @@
+"""Residual streams: predicting how they mix, collapsing them into a sublayer's input, expanding its output."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from . import reference
+from .reference import Mixes
+
+__all__ = ["Mixes", "collapse", "expand", "predict_mixes", "split_mixes", "spread_scale"]
+
+
+def spread_scale(scale: Tensor, streams: int) -> Tensor:
+    """scale [3], of pre, post and comb -> [(2 + streams) · streams], one factor per predicted coefficient."""
+    assert scale.shape == (3,), scale.shape
+    return reference.spread_scale(scale, streams)
+
+
+def predict_mixes(
+    streams: Tensor, fn: Tensor, scale: Tensor, base: Tensor, *, rms_eps: float, eps: float, iterations: int
+) -> Mixes:
+    """streams [rows, S, D], fn [(2 + S) · S, S · D], scale (spread) and base [(2 + S) · S] -> the row's `Mixes`.
+
+    The projection takes the streams as they are; its result is scaled by rsqrt(mean square + rms_eps) over all S · D
+    channels.
+    """
+    assert fn.shape == (scale.shape[0], streams.shape[1] * streams.shape[2]), (fn.shape, streams.shape)
+    return reference.predict_mixes(streams, fn, scale, base, rms_eps=rms_eps, eps=eps, iterations=iterations)
+
+
+def split_mixes(values: Tensor, scale: Tensor, base: Tensor, *, eps: float, iterations: int) -> Mixes:
+    """values [rows, (2 + S) · S], already normalised -> `Mixes`: sigmoids for pre and post, Sinkhorn for comb."""
+    assert values.shape[1:] == scale.shape == base.shape, (values.shape, scale.shape, base.shape)
+    return reference.split_mixes(values, scale, base, eps=eps, iterations=iterations)
+
+
+def collapse(streams: Tensor, weights: Tensor) -> Tensor:
+    """streams [rows, S, D], weights [rows, S] -> Σ_i weights_i · stream_i [rows, D], in the dtype of `streams`."""
+    assert streams.shape[:2] == weights.shape, (streams.shape, weights.shape)
+    return reference.collapse(streams, weights)
+
+
+def expand(y: Tensor, streams: Tensor, mixes: Mixes) -> Tensor:
+    """y [rows, D], streams [rows, S, D] -> [rows, S, D]: stream i becomes post_i · y + Σ_j comb[j, i] · stream_j."""
+    assert y.shape == (streams.shape[0], streams.shape[2]), (y.shape, streams.shape)
+    return reference.expand(y, streams, mixes)
