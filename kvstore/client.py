@@ -1,19 +1,38 @@
 """The store as engines and routers see it: lookups, blocks and snapshots. Synchronous and thread-safe.
 
-Nothing here raises for a fault of the store. Absent, slow, full, wrong or away: each is a miss or a write that was not taken,
-counted in `metrics.py`, and the caller computes. Every call ends by its deadline.
+Nothing here raises for a fault of the store. Absent, slow, full, wrong or away: each is a miss or a write that was not
+taken, counted in `metrics.py`, and the caller computes. Every call ends by its deadline.
 """
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from random import Random
 
-from whalepod.core.block_keys import BlockKey
+from whalepod.core.block_keys import RUN_BLOCKS, BlockKey
 from whalepod.core.clock import SYSTEM_CLOCK, Clock, Deadline
 from whalepod.core.ids import Incarnation
+
+from . import metrics
+from .block_batches import BatchThreads, BlockBatches, BlockToPut, count_written, leading, remove_if_corrupt
+from .redis_shard import Shard
+from .redis_transport import RedisTransport, Written
+from .renewals import Renewals
 from .settings import StoreSettings
-from .value_format import BlockLayout, BytesLike, SnapshotValue
+from .store_keys import block_store_key
+from .value_format import HEADER_BYTES, BlockLayout, SnapshotValue
+from .value_sinks import BlockSink, SnapshotSink
+from .value_writer import ValueWriter, flat
+
+__all__ = ["BlockToPut", "Fetched", "KvClient", "ShardHealth"]
+
+PROBE_ALL_BLOCKS_MAX = 4 * RUN_BLOCKS
+"""A chain up to this long is probed whole, in one round trip."""
+SNAPSHOT_BYTES_GUESS = 8 << 20
+"""How much the reader of a snapshot gives the network time for; the release's are about 3 MB."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,15 +41,6 @@ class Fetched:
 
     count: int
     exact: tuple[bool, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class BlockToPut:
-    """A block and its payload, in one piece or in pieces that follow each other; `layout.payload_bytes` in total."""
-
-    key: BlockKey
-    payload: BytesLike | Sequence[BytesLike]
-    exact: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,56 +69,170 @@ class KvClient:
         incarnation: Incarnation,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
-        raise NotImplementedError
+        threads = max(1, len(settings.addresses) * settings.data_connections)
+        self._settings = settings
+        self._transport = RedisTransport(settings, jitter=Random(incarnation), clock=clock)
+        self._executor = ThreadPoolExecutor(max_workers=threads, thread_name_prefix="kv-batch")
+        self._threads = BatchThreads(self._executor, threads)
+        self._writer: ValueWriter | None = None
+        if layout is not None:
+            renewals = Renewals(interval_s=settings.touch_interval_s, clock=clock)
+            self._writer = ValueWriter(namespace, layout, incarnation, settings, clock)
+            self._batches = BlockBatches(self._transport, self._writer, renewals=renewals, threads=self._threads)
 
     def lookup(self, keys: Sequence[BlockKey], *, deadline: Deadline) -> int:
         """How many leading blocks of the chain `keys` (depth 0 first) are stored. A guess: only a fetch confirms it.
 
         Two round trips at most: one probes the first block of every run, one the blocks of the last run found.
         """
-        raise NotImplementedError
+        if not keys or not self._transport.shards:
+            metrics.LOOKUPS.labels("skipped").inc()
+            return 0
+        with metrics.LOOKUP_SECONDS.time():
+            found, answered = self._lookup(keys, deadline)
+        result = "hit" if found == len(keys) else "partial" if found else "miss" if answered else "error"
+        metrics.LOOKUPS.labels(result).inc()
+        return found
 
     def fetch_blocks(
         self, keys: Sequence[BlockKey], buffers: Sequence[memoryview], *, deadline: Deadline, exact_only: bool = False
     ) -> Fetched:
         """Read the leading blocks of `keys` into `buffers`, one writable buffer of `layout.payload_bytes` a key.
 
-        The result counts the blocks before the first that is missing, late or wrong (or, with `exact_only`, approximate).
-        Buffers past that hold anything. Nothing writes to a buffer after this has returned. A hit renews the block's life.
+        The result counts the blocks before the first that is missing, late or wrong (or, with `exact_only`,
+        approximate). Buffers past that hold anything. Nothing writes to a buffer after this has returned. A hit renews
+        the block's life. Raises ValueError on a buffer of another size.
         """
-        raise NotImplementedError
+        writer = self._required_writer
+        views = [flat(buffer) for buffer in buffers]
+        if any(len(view) != writer.layout.payload_bytes or view.readonly for view in views):
+            raise ValueError(f"a block's buffer is writable and has {writer.layout.payload_bytes} bytes")
+        sinks = [
+            BlockSink(key, view, writer.namespace, writer.layout, exact_only)
+            for key, view in zip(keys, views, strict=True)
+        ]
+        if self._transport.shards:
+            with metrics.FETCH_SECONDS.labels("block").time():
+                self._batches.fetch(sinks, deadline=deadline)
+        exact: list[bool] = []
+        for sink in sinks:
+            if sink.verified is None:
+                break
+            exact.append(sink.verified.exact)
+        metrics.TOKENS.labels("store").inc(len(exact) * writer.layout.block_tokens)
+        return Fetched(count=len(exact), exact=tuple(exact))
 
     def put_blocks(self, blocks: Sequence[BlockToPut], *, deadline: Deadline) -> int:
-        """Store blocks; returns how many *leading* ones the store is known to hold. Fewer than all: some may be missing.
+        """Store blocks; returns how many *leading* ones the store is known to hold.
 
-        A block that somebody stored before counts as held and its life is renewed. An exact block replaces an approximate
-        one, never the reverse; nothing else is ever overwritten. Raises ValueError on a payload of the wrong size.
+        Past the first that was not taken some may be missing, and none is tried any more. A block that somebody stored
+        before counts as held and its life is renewed. An exact block replaces an approximate one, never the reverse;
+        nothing else is ever overwritten. Raises ValueError on a payload of the wrong size.
         """
-        raise NotImplementedError
+        assert self._required_writer
+        if not self._transport.shards:
+            return 0
+        with metrics.STORE_SECONDS.labels("block").time():
+            return self._batches.put(blocks, deadline=deadline)
 
     def put_snapshot(self, key: bytes, value: SnapshotValue, *, ttl_s: float, deadline: Deadline) -> bool:
         """Store a snapshot under a key of `store_keys.py`, over any earlier one. True: the store has acknowledged it.
 
         Raises ValueError if it is above `value_bytes_max`.
         """
-        raise NotImplementedError
+        to_write = self._required_writer.snapshot(key, value, life_ms=max(1, round(ttl_s * 1000)))
+        bytes_max = self._settings.value_bytes_max
+        if to_write.value_bytes > bytes_max:
+            raise ValueError(f"a snapshot of {to_write.value_bytes} bytes is above value_bytes_max ({bytes_max})")
+        if not self._transport.shards:
+            return False
+        with metrics.STORE_SECONDS.labels("snapshot").time():
+            shard = self._transport.shard_of(key)
+            outcomes = self._transport.write(shard, [to_write], only_if_absent=False, deadline=deadline)
+        count_written([to_write], outcomes)
+        return outcomes == [Written.STORED]
 
     def get_snapshot(self, key: bytes, *, deadline: Deadline, unlink: bool = False) -> SnapshotValue | None:
         """The snapshot under `key`, verified, or None. `unlink` removes it after it has been read (hand-offs)."""
-        raise NotImplementedError
+        writer = self._required_writer
+        if not self._transport.shards:
+            return None
+        sink = SnapshotSink(key, writer.namespace, writer.layout.format_id, self._settings.value_bytes_max)
+        shard = self._transport.shard_of(key)
+        with metrics.FETCH_SECONDS.labels("snapshot").time():
+            self._transport.read(shard, [sink], value_bytes=SNAPSHOT_BYTES_GUESS, deadline=deadline)
+        if sink.rejected is not None:
+            remove_if_corrupt(self._transport, sink.rejected, deadline=deadline)
+        if sink.value is None:
+            return None
+        metrics.BYTES.labels("read").inc(HEADER_BYTES + sum(map(len, sink.value.parts.values())))
+        if unlink:
+            self._transport.unlink(shard, [key], deadline=deadline)
+        return sink.value
 
     def unlink(self, keys: Sequence[bytes], *, deadline: Deadline) -> int:
         """Remove values by their Redis keys; returns how many were there, as far as the store has answered."""
-        raise NotImplementedError
+        return sum(
+            self._transport.unlink(shard, [keys[index] for index in indices], deadline=deadline)
+            for shard, indices in self._by_shard(keys).items()
+        )
 
     def health(self) -> tuple[ShardHealth, ...]:
         """One entry a shard, without asking the store."""
-        raise NotImplementedError
+        return tuple(
+            ShardHealth(address=shard.name, available=shard.available, disabled_by=shard.disabled_by)
+            for shard in self._transport.shards
+        )
 
     @property
     def healthy(self) -> bool:
         """Every shard is available, as far as this process knows. True if there is no store."""
-        raise NotImplementedError
+        return all(shard.available for shard in self._transport.shards)
 
     def close(self) -> None:
-        raise NotImplementedError
+        """Idempotent."""
+        self._executor.shutdown()
+        self._transport.close()
+
+    @property
+    def _required_writer(self) -> ValueWriter:
+        assert self._writer is not None, "a client without a layout only looks up"
+        return self._writer
+
+    def _lookup(self, keys: Sequence[BlockKey], deadline: Deadline) -> tuple[int, bool]:
+        """Leading blocks found, and whether every server asked has answered."""
+        if len(keys) <= PROBE_ALL_BLOCKS_MAX:
+            present, answered = self._exist(keys, deadline)
+            return leading(present), answered
+        heads, heads_answered = self._exist(keys[::RUN_BLOCKS], deadline)
+        runs = leading(heads)
+        if not runs:
+            return 0, heads_answered
+        last = (runs - 1) * RUN_BLOCKS
+        present, answered = self._exist(keys[last : last + RUN_BLOCKS], deadline)
+        return last + leading(present), heads_answered and answered
+
+    def _exist(self, keys: Sequence[BlockKey], deadline: Deadline) -> tuple[list[bool], bool]:
+        names = [block_store_key(key) for key in keys]
+        present = [False] * len(keys)
+        silent: list[str] = []
+
+        def probe(shard: Shard, indices: Sequence[int]) -> None:
+            answers = self._transport.exists(shard, [names[index] for index in indices], deadline=deadline)
+            if answers is None:
+                silent.append(shard.name)
+                return
+            for index, answer in zip(indices, answers, strict=True):
+                present[index] = answer
+
+        by_shard = self._by_shard(names)
+        self._threads.run([lambda item=item: probe(*item) for item in by_shard.items()])
+        return present, not silent
+
+    def _by_shard(self, keys: Sequence[bytes]) -> dict[Shard, list[int]]:
+        """Indices into `keys` by the server that has them; empty if there is no store."""
+        by_shard: dict[Shard, list[int]] = defaultdict(list)
+        if self._transport.shards:
+            for index, key in enumerate(keys):
+                by_shard[self._transport.shard_of(key)].append(index)
+        return by_shard

@@ -96,5 +96,5 @@ class StoreSettings:
         if self.batch_bytes_max > self.value_bytes_max:
             raise ConfigError("batch_bytes_max must not be above value_bytes_max")
 
-    def block_life_s(self, depth_blocks: int) -> float:
-        return self.retention_s - min(self.tilt_s_per_block * depth_blocks, self.tilt_s_max)
+    def block_life_ms(self, depth_blocks: int) -> int:
+        return round((self.retention_s - min(self.tilt_s_per_block * depth_blocks, self.tilt_s_max)) * 1000)

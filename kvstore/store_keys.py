@@ -1,7 +1,7 @@
 """Names of values in Redis (`kvstore.md` §3.4).
 
-The text in braces is the tag that decides the shard, here and in a Redis Cluster: 16 blocks of a run and the snapshots at
-their borders live together, different runs spread out.
+The text in braces is the tag that decides the shard, here and in a Redis Cluster: 16 blocks of a run and the snapshots
+at their borders live together, different runs spread out.
 """
 
 from __future__ import annotations

@@ -1,0 +1,193 @@
+"""Blocks in and out of the store, in batches of one run: at most 16 blocks, one server, one round trip.
+
+    fetch ──▶ BlockSink: header judged, payload in place, checksum ──▶ leading verified blocks; corrupt values removed
+    put   ──▶ SET NX ──▶ renew the life of what was there, replace approximate by exact ──▶ leading blocks held
+
+Batches of one call run side by side, as many as there are connections. A call returns when every batch has ended.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
+from dataclasses import dataclass
+
+from whalepod.core.block_keys import BlockKey
+from whalepod.core.clock import Deadline
+
+from . import metrics
+from .redis_shard import Shard
+from .redis_transport import RedisTransport, Renewal, ValueToWrite, Written
+from .renewals import Renewals
+from .store_keys import block_store_key
+from .value_format import HEADER_BYTES, BytesLike, Header, Refusal, parse_header
+from .value_sinks import BlockSink, Rejected
+from .value_writer import ValueWriter, flat_pieces
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class BlockToPut:
+    """A block and its payload, in one piece or in pieces that follow each other; `layout.payload_bytes` in total."""
+
+    key: BlockKey
+    payload: BytesLike | Sequence[BytesLike]
+    exact: bool
+
+
+@dataclass(frozen=True, slots=True)
+class BatchThreads:
+    """Runs jobs side by side. The calling thread does the work itself if there is one job or one thread."""
+
+    executor: ThreadPoolExecutor
+    threads: int
+
+    def run(self, jobs: Sequence[Callable[[], None]]) -> None:
+        """Returns when every job has ended, also if one raises: the caller's buffers are then its own again."""
+        if len(jobs) <= 1 or self.threads == 1:
+            for job in jobs:
+                job()
+            return
+        futures = [self.executor.submit(job) for job in jobs]
+        wait(futures)
+        for future in futures:
+            future.result()
+
+
+class BlockBatches:
+    """Thread-safe. The transport has at least one server."""
+
+    def __init__(
+        self, transport: RedisTransport, writer: ValueWriter, *, renewals: Renewals, threads: BatchThreads
+    ) -> None:
+        self._transport = transport
+        self._writer = writer
+        self._renewals = renewals
+        self._threads = threads
+
+    def fetch(self, sinks: Sequence[BlockSink], *, deadline: Deadline) -> None:
+        """Fill the leading sinks; those past the first gap may be left out. Corrupt values are removed from the store."""
+        batches = self._batches([sink.block for sink in sinks])
+        self._until_gap(batches, lambda batch: self._fetch_batch(sinks[batch], deadline))
+        for sink in sinks:
+            if sink.rejected is not None:
+                remove_if_corrupt(self._transport, sink.rejected, deadline=deadline)
+
+    def put(self, blocks: Sequence[BlockToPut], *, deadline: Deadline) -> int:
+        """How many leading blocks the store holds. Raises ValueError on a payload of the wrong size."""
+        layout = self._writer.layout
+        payloads = [flat_pieces(block.payload) for block in blocks]
+        if any(sum(map(len, payload)) != layout.payload_bytes for payload in payloads):
+            raise ValueError(f"a block's payload has {layout.payload_bytes} bytes")
+        batches = self._batches([block.key for block in blocks])
+        return self._until_gap(batches, lambda batch: self._put_batch(blocks[batch], payloads[batch], deadline))
+
+    def _fetch_batch(self, sinks: Sequence[BlockSink], deadline: Deadline) -> int:
+        due = self._renewals.due([sink.block for sink in sinks])
+        value_bytes = HEADER_BYTES + len(sinks[0].buffer)
+        complete = self._transport.read(
+            self._transport.shard_of(sinks[0].key),
+            sinks,
+            value_bytes=len(sinks) * value_bytes,
+            renewals=self._lives(due),
+            deadline=deadline,
+        )
+        if complete:
+            self._renewals.note(due)
+        verified = [sink.verified is not None for sink in sinks]
+        metrics.BYTES.labels("read").inc(sum(verified) * value_bytes)
+        return leading(verified)
+
+    def _put_batch(
+        self, blocks: Sequence[BlockToPut], payloads: Sequence[tuple[memoryview, ...]], deadline: Deadline
+    ) -> int:
+        values = [
+            self._writer.block(block.key, payload, exact=block.exact)
+            for block, payload in zip(blocks, payloads, strict=True)
+        ]
+        shard = self._transport.shard_of(values[0].key)
+        outcomes = self._transport.write(shard, values, only_if_absent=True, deadline=deadline)
+        count_written(values, outcomes)
+        self._renewals.note(
+            block.key for block, outcome in zip(blocks, outcomes, strict=True) if outcome is Written.STORED
+        )
+        present = [index for index, outcome in enumerate(outcomes) if outcome is Written.PRESENT]
+        due = self._renewals.due([blocks[index].key for index in present])
+        if due and self._transport.renew(shard, self._lives(due), deadline=deadline):
+            self._renewals.note(due)
+        self._upgrade(shard, [(blocks[index], values[index]) for index in present if blocks[index].exact], deadline)
+        return leading(outcome in (Written.STORED, Written.PRESENT) for outcome in outcomes)
+
+    def _upgrade(self, shard: Shard, exact: Sequence[tuple[BlockToPut, ValueToWrite]], deadline: Deadline) -> None:
+        """Replace those of the stored blocks that are approximate. Losing a race leaves a valid block."""
+        heads = self._transport.heads(shard, [value.key for _, value in exact], deadline=deadline) if exact else None
+        for (block, value), head in zip(exact, heads or (), strict=False):
+            header = parse_header(head)
+            if isinstance(header, Header) and header.identity == block.key.hash and not header.exact:
+                self._transport.replace_if(shard, value, head=head, deadline=deadline)
+
+    def _lives(self, keys: Sequence[BlockKey]) -> list[Renewal]:
+        settings = self._writer.settings
+        return [Renewal(block_store_key(key), settings.block_life_ms(key.depth)) for key in keys]
+
+    def _batches(self, keys: Sequence[BlockKey]) -> list[slice]:
+        """Consecutive keys of one run, within the limit of bytes."""
+        writer = self._writer
+        blocks_max = max(1, writer.settings.batch_bytes_max // (HEADER_BYTES + writer.layout.payload_bytes))
+        batches: list[slice] = []
+        start = 0
+        for index in range(1, len(keys) + 1):
+            if index == len(keys) or keys[index].run != keys[start].run or index - start == blocks_max:
+                batches.append(slice(start, index))
+                start = index
+        return batches
+
+    def _until_gap(self, batches: Sequence[slice], work: Callable[[slice], int]) -> int:
+        """Work through the batches, count the leading items done. What lies past a gap already seen is left out."""
+        done = [0] * len(batches)
+        gaps: list[int] = []
+
+        def attempt(number: int) -> None:
+            batch = batches[number]
+            if any(gap < number for gap in gaps):
+                return
+            done[number] = work(batch)
+            if done[number] < batch.stop - batch.start:
+                gaps.append(number)
+
+        self._threads.run([lambda number=number: attempt(number) for number in range(len(batches))])
+        first_gap = min(gaps, default=len(batches) - 1)
+        return sum(done[: first_gap + 1])
+
+
+def remove_if_corrupt(transport: RedisTransport, value: Rejected, *, deadline: Deadline) -> None:
+    """Count a value that was not used; remove it if it is wrong for everyone and still the one that was read."""
+    shard = transport.shard_of(value.key)
+    metrics.VALUES_REFUSED.labels(value.refusal.value).inc()
+    if value.refusal in (Refusal.CHECKSUM, Refusal.HEADER_CHECKSUM):
+        metrics.CHECKSUM_ERRORS.labels(shard.name).inc()
+    if value.refusal in (Refusal.IDENTITY, Refusal.NAMESPACE, Refusal.CLASS):
+        metrics.IDENTITY_MISMATCHES.inc()
+    if value.refusal.is_corrupt:
+        logger.error("store %s: a value is wrong (%s) and is removed", shard.name, value.refusal.value)
+        transport.delete_if(shard, value.key, head=value.head, value_bytes=value.value_bytes, deadline=deadline)
+
+
+def leading(flags: Iterable[bool]) -> int:
+    """How many are true before the first that is not."""
+    count = 0
+    for flag in flags:
+        if not flag:
+            break
+        count += 1
+    return count
+
+
+def count_written(values: Sequence[ValueToWrite], outcomes: Sequence[Written]) -> None:
+    for value, outcome in zip(values, outcomes, strict=True):
+        if outcome is Written.STORED:
+            metrics.BYTES.labels("written").inc(value.value_bytes)
+        elif outcome is not Written.PRESENT:
+            metrics.WRITES_DROPPED.labels(outcome.value).inc()

@@ -1,0 +1,25 @@
+"""What operators see of the store client (`kvstore.md` §13). One set a process, on the default registry."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from prometheus_client import Counter, Histogram
+
+# 100 µs is a loopback round trip, 10 s is past every deadline.
+_SECONDS: Final = (1e-4, 2.5e-4, 5e-4, 1e-3, 2.5e-3, 5e-3, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
+
+LOOKUPS = Counter("whalepod_kv_lookup", "Prefix lookups by result (hit, partial, miss, skipped, error).", ["result"])
+TOKENS = Counter("whalepod_kv_tokens", "Prompt tokens whose KV was restored, by source.", ["source"])
+BYTES = Counter("whalepod_kv_bytes", "Value bytes exchanged with the store, by direction (read, written).", ["dir"])
+WRITES_DROPPED = Counter("whalepod_kv_write_dropped", "Values the store did not take, by reason.", ["reason"])
+VALUES_REFUSED = Counter("whalepod_kv_value_refused", "Values read and not used, by reason.", ["reason"])
+IDENTITY_MISMATCHES = Counter("whalepod_kv_identity_mismatch", "Values found under another value's key.")
+CHECKSUM_ERRORS = Counter("whalepod_kv_checksum_error", "Values whose checksum was wrong, by shard.", ["shard"])
+ERRORS = Counter("whalepod_kv_error", "Error replies, by code.", ["code"])
+BREAKER_OPEN_SECONDS = Counter("whalepod_kv_breaker_open_seconds", "Time a shard was not used, by shard.", ["shard"])
+CONNECTIONS_DISCARDED = Counter("whalepod_kv_conn_discarded", "Connections closed in doubt, by reason.", ["reason"])
+
+LOOKUP_SECONDS = Histogram("whalepod_kv_lookup_seconds", "Time of one prefix lookup.", buckets=_SECONDS)
+FETCH_SECONDS = Histogram("whalepod_kv_fetch_seconds", "Time of one fetch, by class.", ["class"], buckets=_SECONDS)
+STORE_SECONDS = Histogram("whalepod_kv_store_seconds", "Time of one store, by class.", ["class"], buckets=_SECONDS)

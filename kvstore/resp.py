@@ -1,0 +1,256 @@
+"""One connection that speaks RESP2, with a deadline on every call and values received straight into place.
+
+    send([head, header, payload, …]) ──▶ server ──▶ read_reply() | read_value_length(), read_into(view), end_value()
+
+Any doubt (timeout, end of stream, bytes that are not RESP) raises `StoreFault`; the owner then closes the connection, so a
+reply that comes late can never answer the next question. Nulls are understood in RESP2 and RESP3 form, push messages are
+skipped, at every position of a pipeline.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import struct
+from collections.abc import Sequence
+from math import ceil
+from typing import Final
+
+from whalepod.core.clock import Deadline
+
+from .faults import ErrorReply, FaultReason, StoreFault
+from .settings import StoreAddress
+from .value_format import BytesLike
+
+Reply = int | bytes | ErrorReply | list["Reply"] | None
+
+READ_AHEAD_BYTES: Final = 2048
+"""Read at once when a line is awaited. What belongs to a value is copied from here, so it should be small."""
+LINE_BYTES_MAX: Final = 16 << 10
+SMALL_BULK_BYTES_MAX: Final = 1 << 20
+ARRAY_ITEMS_MAX: Final = 1 << 16
+NESTING_MAX: Final = 4
+SCRATCH_BYTES: Final = 64 << 10
+IOV_MAX: Final = 512
+_TIMEVAL = struct.Struct("@ll")
+
+
+def command(*words: BytesLike) -> bytes:
+    """One command in one piece."""
+    return b"".join(gather(*words))
+
+
+def gather(*words: BytesLike | tuple[BytesLike, ...]) -> list[BytesLike]:
+    """One command as pieces for a gather write. A word given as a tuple is one word whose pieces are not copied."""
+    pieces: list[BytesLike] = []
+    small: list[BytesLike] = [b"*%d\r\n" % len(words)]
+    for word in words:
+        if isinstance(word, tuple):
+            small.append(b"$%d\r\n" % sum(len(piece) for piece in word))
+            pieces += (b"".join(small), *word)
+            small = [b"\r\n"]
+        else:
+            small += (b"$%d\r\n" % len(word), word, b"\r\n")
+    return [*pieces, b"".join(small)]
+
+
+class RespConnection:
+    """A connected socket and the bytes read ahead. Not thread-safe: one exchange at a time."""
+
+    __slots__ = ("_ahead", "_end", "_socket", "_start")
+
+    def __init__(self, connected: socket.socket) -> None:
+        # Blocking mode with kernel timeouts: one system call receives a whole value (MSG_WAITALL) and still ends in time.
+        connected.settimeout(None)
+        self._socket = connected
+        self._ahead = bytearray(READ_AHEAD_BYTES)
+        self._start = 0
+        self._end = 0
+
+    @classmethod
+    def connect(cls, address: StoreAddress, *, deadline: Deadline) -> RespConnection:
+        """Resolves names without a deadline: call it from a thread that nobody waits for. Raises StoreFault."""
+        timeout_s = deadline.remaining_s() or 1e-3
+        try:
+            if address.path:
+                connected = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+                try:
+                    connected.settimeout(timeout_s)
+                    connected.connect(address.path)
+                except OSError:
+                    connected.close()
+                    raise
+            else:
+                connected = socket.create_connection((address.host, address.port), timeout=timeout_s)
+                connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                connected.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        except OSError as error:
+            raise StoreFault(FaultReason.CONNECT, str(error)) from error
+        return cls(connected)
+
+    def close(self) -> None:
+        with contextlib.suppress(OSError):
+            self._socket.close()
+
+    @property
+    def quiet(self) -> bool:
+        """Nothing is waiting to be read and the peer has not closed: fit for another question."""
+        if self._start != self._end:
+            return False
+        try:
+            self._socket.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return True
+        except OSError:
+            return False
+        return False
+
+    def send(self, pieces: Sequence[BytesLike], *, deadline: Deadline) -> None:
+        """Gather write of all pieces. Raises StoreFault."""
+        views = [memoryview(piece) for piece in pieces if len(piece)]
+        at = 0
+        while at < len(views):
+            self._arm(socket.SO_SNDTIMEO, deadline)
+            try:
+                sent = self._socket.sendmsg(views[at : at + IOV_MAX])
+            except BlockingIOError as error:
+                raise StoreFault(FaultReason.TIMEOUT, "send") from error
+            except OSError as error:
+                raise StoreFault(FaultReason.RESET, str(error)) from error
+            while at < len(views) and sent >= len(views[at]):
+                sent -= len(views[at])
+                at += 1
+            if sent:
+                views[at] = views[at][sent:]
+
+    def read_reply(self, *, deadline: Deadline) -> Reply:
+        """Any reply, whole. Bulk strings up to 1 MiB: values go through `read_value_length`. Raises StoreFault."""
+        return self._read_typed(self._read_line(deadline), deadline, nesting=0)
+
+    def read_value_length(self, *, deadline: Deadline) -> int | ErrorReply | None:
+        """Bytes of a bulk string that follows, None for a null, or the error. Raises StoreFault."""
+        while True:
+            line = self._read_line(deadline)
+            if line[:1] == b"$":
+                length = _integer(line[1:])
+                return None if length < 0 else length
+            reply = self._read_typed(line, deadline, nesting=0)
+            if isinstance(reply, ErrorReply) or reply is None:
+                return reply
+            raise StoreFault(FaultReason.PROTOCOL, "a value was expected")
+
+    def read_into(self, view: memoryview, *, deadline: Deadline) -> None:
+        """Fill all of `view` (one-dimensional bytes) with what comes next. Raises StoreFault."""
+        ahead = min(len(view), self._end - self._start)
+        if ahead:
+            view[:ahead] = memoryview(self._ahead)[self._start : self._start + ahead]
+            self._start += ahead
+        at = ahead
+        while at < len(view):
+            at += self._receive(view[at:] if at else view, socket.MSG_WAITALL, deadline)
+
+    def skip(self, length: int, *, deadline: Deadline) -> None:
+        """Read and forget. Raises StoreFault."""
+        scratch = memoryview(bytearray(min(length, SCRATCH_BYTES)))
+        while length > 0:
+            step = min(length, SCRATCH_BYTES)
+            self.read_into(scratch[:step], deadline=deadline)
+            length -= step
+
+    def end_value(self, *, deadline: Deadline) -> None:
+        """The line end after a bulk string. Raises StoreFault."""
+        while self._end - self._start < 2:
+            self._read_ahead(deadline)
+        if not self._ahead.startswith(b"\r\n", self._start):
+            raise StoreFault(FaultReason.PROTOCOL, "a value is longer than announced")
+        self._start += 2
+
+    def _read_typed(self, line: bytes, deadline: Deadline, *, nesting: int) -> Reply:
+        kind, rest = line[:1], line[1:]
+        while kind == b">":  # a push message is nobody's answer
+            self._read_items(_integer(rest), deadline, nesting)
+            line = self._read_line(deadline)
+            kind, rest = line[:1], line[1:]
+        if kind == b"+":
+            return rest
+        if kind == b"-":
+            code, _, message = rest.decode("utf-8", "replace").partition(" ")
+            return ErrorReply(code, message)
+        if kind == b":":
+            return _integer(rest)
+        if kind == b"_":
+            return None
+        if kind == b"$":
+            return self._read_small_bulk(_integer(rest), deadline)
+        if kind == b"*":
+            count = _integer(rest)
+            return None if count < 0 else self._read_items(count, deadline, nesting)
+        raise StoreFault(FaultReason.PROTOCOL, "an unknown type of reply")
+
+    def _read_small_bulk(self, length: int, deadline: Deadline) -> bytes | None:
+        if length < 0:
+            return None
+        if length > SMALL_BULK_BYTES_MAX:
+            raise StoreFault(FaultReason.PROTOCOL, "a reply is too long")
+        data = bytearray(length)
+        self.read_into(memoryview(data), deadline=deadline)
+        self.end_value(deadline=deadline)
+        return bytes(data)
+
+    def _read_items(self, count: int, deadline: Deadline, nesting: int) -> list[Reply]:
+        if not 0 <= count <= ARRAY_ITEMS_MAX or nesting >= NESTING_MAX:
+            raise StoreFault(FaultReason.PROTOCOL, "a reply is too large")
+        return [self._read_typed(self._read_line(deadline), deadline, nesting=nesting + 1) for _ in range(count)]
+
+    def _read_line(self, deadline: Deadline) -> bytes:
+        searched = self._start
+        while True:
+            found = self._ahead.find(b"\r\n", searched, self._end)
+            if found >= 0:
+                line = bytes(self._ahead[self._start : found])
+                self._start = found + 2
+                return line
+            if self._end - self._start > LINE_BYTES_MAX:
+                raise StoreFault(FaultReason.PROTOCOL, "a line is too long")
+            seen = self._end - self._start
+            self._read_ahead(deadline)
+            searched = self._start + max(0, seen - 1)
+
+    def _read_ahead(self, deadline: Deadline) -> None:
+        """Append what is there to the bytes read ahead, at least one byte."""
+        if self._start:
+            self._ahead[: self._end - self._start] = self._ahead[self._start : self._end]
+            self._start, self._end = 0, self._end - self._start
+        if self._end == len(self._ahead):
+            self._ahead.extend(bytes(READ_AHEAD_BYTES))
+        self._end += self._receive(memoryview(self._ahead)[self._end :], 0, deadline)
+
+    def _receive(self, view: memoryview, flags: int, deadline: Deadline) -> int:
+        self._arm(socket.SO_RCVTIMEO, deadline)
+        try:
+            received = self._socket.recv_into(view, len(view), flags)
+        except BlockingIOError as error:
+            raise StoreFault(FaultReason.TIMEOUT, "receive") from error
+        except OSError as error:
+            raise StoreFault(FaultReason.RESET, str(error)) from error
+        if not received:
+            raise StoreFault(FaultReason.RESET, "the server closed the connection")
+        return received
+
+    def _arm(self, option: int, deadline: Deadline) -> None:
+        remaining_s = deadline.remaining_s()
+        if remaining_s <= 0:
+            raise StoreFault(FaultReason.TIMEOUT, "deadline")
+        # A timeout of zero would mean none at all.
+        seconds, micros = divmod(ceil(min(remaining_s, 3600.0) * 1e6), 1_000_000)
+        try:
+            self._socket.setsockopt(socket.SOL_SOCKET, option, _TIMEVAL.pack(seconds, micros))
+        except OSError as error:  # closed under us
+            raise StoreFault(FaultReason.RESET, str(error)) from error
+
+
+def _integer(digits: bytes) -> int:
+    """Raises StoreFault unless `digits` is an optional minus sign and up to 18 ASCII digits."""
+    if not digits.removeprefix(b"-").isdigit() or len(digits) > 19:
+        raise StoreFault(FaultReason.PROTOCOL, "a number was expected")
+    return int(digits)

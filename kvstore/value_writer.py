@@ -1,0 +1,93 @@
+"""Builds values to write: header, payload pieces as they lie in memory, and how long the store should keep them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from whalepod.core.block_keys import BlockKey
+from whalepod.core.clock import Clock
+from whalepod.core.ids import Incarnation
+
+from .redis_transport import ValueToWrite
+from .settings import StoreSettings
+from .store_keys import block_store_key, snapshot_identity
+from .value_format import (
+    ALL_LAYERS,
+    BlockLayout,
+    BytesLike,
+    Flag,
+    Header,
+    SnapshotValue,
+    ValueClass,
+    encode_header,
+    payload_checksum,
+    place_parts,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ValueWriter:
+    """Stamps values with this process's namespace, layout and incarnation."""
+
+    namespace: bytes
+    layout: BlockLayout
+    incarnation: Incarnation
+    settings: StoreSettings
+    clock: Clock
+
+    def block(self, key: BlockKey, payload: tuple[BytesLike, ...], *, exact: bool) -> ValueToWrite:
+        """`payload`: pieces of flat bytes, `layout.payload_bytes` in total."""
+        header = Header(
+            value_class=ValueClass.BLOCK,
+            format_id=self.layout.format_id,
+            namespace=self.namespace,
+            identity=key.hash,
+            payload_bytes=self.layout.payload_bytes,
+            checksum=payload_checksum(payload),
+            parts=self.layout.parts,
+            flags=Flag.EXACT if exact else 0,
+            parent=key.parent,
+            depth_blocks=key.depth,
+            tokens=self.layout.block_tokens,
+            writer=self.incarnation,
+            created_unix_ms=self.clock.unix_ms(),
+        )
+        return ValueToWrite(
+            key=block_store_key(key),
+            pieces=(encode_header(header), *payload),
+            life_ms=self.settings.block_life_ms(key.depth),
+        )
+
+    def snapshot(self, key: bytes, value: SnapshotValue, *, life_ms: int) -> ValueToWrite:
+        """Parts follow each other in the order of their kinds."""
+        parts = {kind: flat(value.parts[kind]) for kind in sorted(value.parts)}
+        header = Header(
+            value_class=ValueClass.SNAPSHOT,
+            format_id=self.layout.format_id,
+            namespace=self.namespace,
+            identity=snapshot_identity(key),
+            payload_bytes=sum(map(len, parts.values())),
+            checksum=payload_checksum(parts.values()),
+            parts=place_parts((kind, ALL_LAYERS, len(data)) for kind, data in parts.items()),
+            flags=Flag.EXACT if value.exact else 0,
+            depth_blocks=value.boundary_tokens // self.layout.block_tokens,
+            tokens=value.boundary_tokens,
+            writer=self.incarnation,
+            created_unix_ms=self.clock.unix_ms(),
+            draft_fingerprint=value.draft_fingerprint,
+            valid_from=value.valid_from,
+            mode=value.mode,
+        )
+        return ValueToWrite(key=key, pieces=(encode_header(header), *parts.values()), life_ms=life_ms)
+
+
+def flat(data: BytesLike) -> memoryview:
+    """One-dimensional bytes, so that `len` counts bytes."""
+    return memoryview(data).cast("B")
+
+
+def flat_pieces(payload: BytesLike | Sequence[BytesLike]) -> tuple[memoryview, ...]:
+    if isinstance(payload, (bytes, bytearray, memoryview)):
+        return (flat(payload),)
+    return tuple(flat(piece) for piece in payload)
