@@ -1,0 +1,132 @@
+"""How many requests run at a time, how many may wait, and how long: first come, first served."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections import deque
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+
+from whalepod.core.clock import SYSTEM_CLOCK, Clock, Deadline
+from whalepod.core.errors import CapacityError, UnavailableError
+
+from .router_metrics import QUEUE_SECONDS
+
+SMOOTHING = 0.1
+"""Weight of the newest request in the average that `Retry-After` is guessed from."""
+
+
+class QueueFullError(CapacityError):
+    """The router's own queue is full, or a request waited in it for too long. The ranks were not asked."""
+
+
+@dataclass(slots=True, eq=False)
+class _Waiter:
+    weight: int
+    granted: asyncio.Future[None] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
+
+
+class Admission:
+    """A gate for weighted requests. For one event loop."""
+
+    def __init__(
+        self, *, running_max: int, queue_max: int, queue_timeout_s: float, clock: Clock = SYSTEM_CLOCK
+    ) -> None:
+        self._running_max = running_max
+        self._queue_max = queue_max
+        self._queue_timeout_s = queue_timeout_s
+        self._clock = clock
+        self._running = 0
+        self._waiters: deque[_Waiter] = deque()
+        self._seconds_average = 1.0
+        self._closed = False
+        self._idle = asyncio.Event()
+        self._idle.set()
+
+    @property
+    def running(self) -> int:
+        """Choices that are being generated."""
+        return self._running
+
+    @property
+    def waiting(self) -> int:
+        return len(self._waiters)
+
+    @asynccontextmanager
+    async def admitted(self, *, weight: int, deadline: Deadline) -> AsyncIterator[None]:
+        """Hold room for `weight` choices. Raises QueueFullError (full, or waited too long), UnavailableError (draining).
+
+        A request heavier than the whole gate takes all of it.
+        """
+        weight = min(weight, self._running_max)
+        arrived_s = self._clock.monotonic_s()
+        await self._enter(weight, deadline.earlier(self._queue_timeout_s))
+        started_s = self._clock.monotonic_s()
+        QUEUE_SECONDS.observe(started_s - arrived_s)
+        try:
+            yield
+        finally:
+            seconds = self._clock.monotonic_s() - started_s
+            self._seconds_average += SMOOTHING * (seconds - self._seconds_average)
+            self._leave(weight)
+
+    def close(self) -> None:
+        """Admit nobody from now on; whoever waits is told so."""
+        self._closed = True
+        while self._waiters:
+            waiter = self._waiters.popleft()
+            if not waiter.granted.done():
+                waiter.granted.set_exception(UnavailableError("this router is shutting down"))
+
+    async def wait_until_idle(self) -> None:
+        await self._idle.wait()
+
+    async def _enter(self, weight: int, patience: Deadline) -> None:
+        if self._closed:
+            raise UnavailableError("this router is shutting down")
+        if not self._waiters and self._running + weight <= self._running_max:
+            self._take(weight)
+            return
+        if len(self._waiters) >= self._queue_max:
+            raise QueueFullError("too many requests are waiting", retry_after_s=self._retry_after_s())
+        waiter = _Waiter(weight)
+        self._waiters.append(waiter)
+        try:
+            async with asyncio.timeout(patience.remaining_s()):
+                await waiter.granted
+        except TimeoutError:
+            self._give_up(waiter)
+            raise QueueFullError("waited too long in the queue", retry_after_s=self._retry_after_s()) from None
+        except asyncio.CancelledError:
+            self._give_up(waiter)
+            raise
+
+    def _give_up(self, waiter: _Waiter) -> None:
+        if waiter.granted.done() and not waiter.granted.cancelled() and waiter.granted.exception() is None:
+            self._leave(waiter.weight)  # granted in the very moment of leaving
+        elif waiter in self._waiters:
+            self._waiters.remove(waiter)
+            self._grant()
+
+    def _take(self, weight: int) -> None:
+        self._running += weight
+        self._idle.clear()
+
+    def _leave(self, weight: int) -> None:
+        self._running -= weight
+        if self._running == 0:
+            self._idle.set()
+        self._grant()
+
+    def _grant(self) -> None:
+        while self._waiters and self._running + self._waiters[0].weight <= self._running_max:
+            waiter = self._waiters.popleft()
+            if not waiter.granted.done():
+                self._take(waiter.weight)
+                waiter.granted.set_result(None)
+
+    def _retry_after_s(self) -> float:
+        """When a place should be free if requests go on taking as long as they did."""
+        return float(math.ceil(max(1.0, self._seconds_average * (len(self._waiters) + 1) / self._running_max)))

@@ -1,0 +1,208 @@
+"""One attempt at one request: two legs, one inbox, one way out.
+
+    start ─▶ decode rank (soft slot)          prefill rank ─▶ READY ─▶ ready ─▶ decode rank ─▶ tokens … finished
+                 └───────── events ──▶ inbox ◀── PrefillDone | PrefillFailed
+
+Leaving it, for whatever reason, cancels what is left of both legs at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from dataclasses import dataclass
+
+from whalepod.cluster.registration import RankInfo
+from whalepod.cluster.wire import handoff_from_proto
+from whalepod.core.clock import Deadline
+from whalepod.core.errors import (
+    AuthenticationError,
+    DeadlineError,
+    InternalError,
+    RequestError,
+    ServingError,
+    StaleAttemptError,
+    WorkerLostError,
+)
+from whalepod.core.ids import RankId
+from whalepod.engine.interface import FinishedEvent, FinishReason, TokensEvent
+from whalepod.rpc.common.v1 import common_pb2
+from whalepod.rpc.prefill.v1 import prefill_pb2
+
+from .decode_stream import DecodeStream, Inbox
+from .job import Burst, Ending, Job, Progress, Route
+from .prefill_client import PrefillClient
+from .rank_table import Claim
+from .router_metrics import HANDOFFS
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillDone:
+    response: prefill_pb2.RunResponse
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillFailed:
+    error: ServingError
+
+
+class PrefillLostError(WorkerLostError):
+    """The prefill leg failed, and another prefill rank is worth a new attempt."""
+
+    def __init__(self, rank_id: RankId, cause: ServingError) -> None:
+        super().__init__(f"prefill on {rank_id} failed: {cause}")
+        self.rank_id = rank_id
+
+
+@dataclass(frozen=True, slots=True)
+class Legs:
+    """Where an attempt runs, with the claims that count it there. `prefill` None: the decode rank does everything."""
+
+    decode: RankInfo
+    decode_claim: Claim
+    prefill: RankInfo | None
+    prefill_claim: Claim | None
+    prefill_elsewhere: bool
+    """Another prefill rank could take over: then a failed prefill ends the attempt, else the decode rank computes."""
+
+
+class Attempt:
+    """Runs one attempt. `run` once."""
+
+    def __init__(
+        self,
+        job: Job,
+        number: int,
+        legs: Legs,
+        *,
+        ticket: common_pb2.SignedTicket,
+        stream: DecodeStream,
+        prefills: PrefillClient,
+    ) -> None:
+        self._job = job
+        self._number = number
+        self._legs = legs
+        self._ticket = ticket
+        self._stream = stream
+        self._prefills = prefills
+        self._inbox: Inbox = asyncio.Queue()
+        self._prefill_task: asyncio.Task[None] | None = None
+        self._prefilled_remotely = False
+        self._restored_handoff = False
+        self._cached_tokens = 0
+
+    async def run(self) -> AsyncGenerator[Progress, None]:
+        """Yields bursts, then one ending.
+
+        Raises UnavailableError (worth another attempt if nothing was yielded), RequestError (a rank's own limits),
+        DeadlineError, InternalError.
+        """
+        try:
+            self._stream.start(self._job.request_id, self._number, self._ticket, self._inbox)
+            if self._legs.prefill is not None:
+                self._prefill_task = asyncio.create_task(self._run_prefill(self._legs.prefill))
+            while True:
+                for progress in self._handle(await self._next_item(self._job.deadline)):
+                    yield progress
+                    if isinstance(progress, Ending):
+                        return
+        finally:
+            self._leave()
+
+    async def _next_item(self, deadline: Deadline) -> object:
+        try:
+            async with asyncio.timeout(deadline.remaining_s()):
+                return await self._inbox.get()
+        except TimeoutError:
+            raise DeadlineError("the request's deadline passed before it was done") from None
+
+    def _handle(self, item: object) -> list[Progress]:
+        match item:
+            case TokensEvent():
+                self._note_cached_tokens(item.cached_tokens)
+                return [Burst(item.tokens, self._cached_tokens, self._route)]
+            case FinishedEvent():
+                return [self._ending_or_raise(item)]
+            case PrefillDone():
+                return self._take_handoff(item.response)
+            case PrefillFailed():
+                self._survive_prefill_or_raise(item.error)
+                return []
+            case ServingError():
+                raise item
+            case _:
+                raise AssertionError(f"unexpected item {item!r}")
+
+    def _take_handoff(self, response: prefill_pb2.RunResponse) -> list[Progress]:
+        handoff = handoff_from_proto(response)
+        self._prefilled_remotely = True
+        self._finish_prefill_claim()
+        if handoff.finish_reason is not None and handoff.first_token is not None:
+            # The first token ended the request: nothing is left for the decode rank, whose slot `_leave` frees.
+            HANDOFFS.labels("finished_at_prefill").inc()
+            burst = Burst((handoff.first_token,), handoff.cached_tokens, self._route)
+            ending = Ending(handoff.finish_reason, handoff.matched_stop_id, handoff.cached_tokens, self._route)
+            return [burst, ending]
+        HANDOFFS.labels("handed_off" if handoff.stored and handoff.boundary_tokens else "not_stored").inc()
+        if handoff.stored:
+            self._restored_handoff = handoff.boundary_tokens > 0
+            self._cached_tokens = handoff.cached_tokens
+        self._stream.ready(self._job.request_id, self._number, response)
+        return []
+
+    def _survive_prefill_or_raise(self, error: ServingError) -> None:
+        """The caller's fault stays the caller's; anything else is computed elsewhere."""
+        self._finish_prefill_claim()
+        assert self._legs.prefill is not None
+        if isinstance(error, DeadlineError) or (
+            isinstance(error, RequestError) and not isinstance(error, AuthenticationError)
+        ):
+            raise error
+        HANDOFFS.labels("prefill_failed").inc()
+        if self._legs.prefill_elsewhere:
+            raise PrefillLostError(self._legs.prefill.rank_id, error)
+        self._stream.ready(self._job.request_id, self._number, None)
+
+    def _ending_or_raise(self, event: FinishedEvent) -> Ending:
+        if event.reason is FinishReason.ABORT:
+            raise WorkerLostError(f"{self._legs.decode.rank_id} gave the request up")
+        if event.reason is FinishReason.ERROR:
+            raise _as_ours(event.error or InternalError("a rank failed without saying why"))
+        self._note_cached_tokens(event.cached_tokens)
+        return Ending(event.reason, event.matched_stop_id, self._cached_tokens, self._route)
+
+    def _note_cached_tokens(self, reported: int | None) -> None:
+        """What a decode rank restored of a hand-off is no hit: there the prefill rank's R is the truth."""
+        if reported is not None and not self._restored_handoff:
+            self._cached_tokens = reported
+
+    @property
+    def _route(self) -> Route:
+        prefill = self._legs.prefill.rank_id if self._legs.prefill is not None and self._prefilled_remotely else None
+        return Route(decode_rank=self._legs.decode.rank_id, prefill_rank=prefill, attempts=self._number)
+
+    async def _run_prefill(self, rank: RankInfo) -> None:
+        try:
+            response = await self._prefills.run(rank, self._ticket, deadline=self._job.deadline)
+        except ServingError as error:
+            self._inbox.put_nowait(PrefillFailed(error))
+        else:
+            self._inbox.put_nowait(PrefillDone(response))
+
+    def _finish_prefill_claim(self) -> None:
+        if self._legs.prefill_claim is not None:
+            self._legs.prefill_claim.release()
+
+    def _leave(self) -> None:
+        if self._prefill_task is not None:
+            self._prefill_task.cancel()
+        self._stream.cancel(self._job.request_id, self._number)
+        self._finish_prefill_claim()
+        self._legs.decode_claim.release()
+
+
+def _as_ours(error: ServingError) -> ServingError:
+    """A rank that does not believe our ticket, or knows a newer attempt, met a bug of ours, not one of the client's."""
+    if isinstance(error, AuthenticationError | StaleAttemptError):
+        return InternalError(f"a rank refused the request: {error}")
+    return error

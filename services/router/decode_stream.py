@@ -1,0 +1,175 @@
+"""The one stream between this router and one decode rank, shared by all their requests.
+
+    open ──▶ start ──▶ (ready) ──▶ step messages ──▶ the request's inbox ──▶ finished | cancel
+                                          stream breaks ──▶ WorkerLostError in every inbox
+
+The stream opens with the first request and is replaced, after a pause that grows, when it has broken. What arrives for a
+request that is not open here, or for another attempt of it, is dropped: that is the fence against late answers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import grpc
+
+from whalepod.cluster.error_codes import error_from_rpc
+from whalepod.cluster.grpc_options import channel_options
+from whalepod.cluster.registration import RankInfo
+from whalepod.cluster.step_message import DecodeEvent, StepMessageError, decode_step
+from whalepod.core.clock import SYSTEM_CLOCK, Clock
+from whalepod.core.errors import ServingError, WorkerLostError
+from whalepod.core.ids import Incarnation, RankId, RequestId
+from whalepod.engine.interface import FinishedEvent, RankLoad
+from whalepod.rpc.common.v1 import common_pb2
+from whalepod.rpc.decode.v1 import decode_pb2, decode_pb2_grpc
+from whalepod.rpc.prefill.v1 import prefill_pb2
+
+from .router_metrics import STREAMS_LOST
+
+log = logging.getLogger(__name__)
+
+PAUSE_S_FIRST = 0.05
+PAUSE_S_MAX = 2.0
+
+Inbox = asyncio.Queue[object]
+"""What happens to one attempt, in order. Holds at most what the request may generate: a slow client costs memory only."""
+
+
+class DecodeStream:
+    """One open stream to one incarnation of a rank. Dead once it has broken."""
+
+    def __init__(
+        self,
+        rank: RankInfo,
+        *,
+        on_load: Callable[[RankInfo, RankLoad], None],
+        on_end: Callable[[DecodeStream, ServingError], None],
+    ) -> None:
+        self.rank = rank
+        self.answered = False
+        """Whether a message has ever arrived."""
+        self._on_load = on_load
+        self._on_end = on_end
+        self._inboxes: dict[tuple[RequestId, int], Inbox] = {}
+        self._outbox: asyncio.Queue[decode_pb2.GenerateRequest] = asyncio.Queue()
+        self._ended: ServingError | None = None
+        self._task = asyncio.create_task(self._run(), name=f"decode-stream {rank.rank_id}")
+
+    @property
+    def alive(self) -> bool:
+        return self._ended is None
+
+    def start(self, request_id: RequestId, attempt: int, ticket: common_pb2.SignedTicket, inbox: Inbox) -> None:
+        """Begin an attempt: events for it go to `inbox` from now on. Raises WorkerLostError if the stream is dead."""
+        if self._ended is not None:
+            raise WorkerLostError(str(self._ended))
+        self._inboxes[request_id, attempt] = inbox
+        self._outbox.put_nowait(decode_pb2.GenerateRequest(start=decode_pb2.Start(ticket=ticket)))
+
+    def ready(self, request_id: RequestId, attempt: int, result: prefill_pb2.RunResponse | None) -> None:
+        """Pass on what prefill left; None: the rank computes the prompt."""
+        message = decode_pb2.Ready(request_id=request_id, attempt=attempt, result=result)
+        self._outbox.put_nowait(decode_pb2.GenerateRequest(ready=message))
+
+    def cancel(self, request_id: RequestId, attempt: int) -> None:
+        """Forget an attempt and tell the rank. Ended or unknown: does nothing."""
+        if self._inboxes.pop((request_id, attempt), None) is not None and self.alive:
+            message = decode_pb2.Cancel(request_id=request_id, attempt=attempt)
+            self._outbox.put_nowait(decode_pb2.GenerateRequest(cancel=message))
+
+    async def close(self) -> None:
+        self._task.cancel()
+        await asyncio.gather(self._task, return_exceptions=True)
+
+    async def _run(self) -> None:
+        error: ServingError = WorkerLostError(f"the stream to {self.rank.rank_id} was closed")
+        try:
+            async with grpc.aio.insecure_channel(self.rank.address, options=channel_options()) as channel:
+                stub: Any = decode_pb2_grpc.DecodeServiceStub(channel)
+                async for response in stub.Generate(self._outgoing()):
+                    self._deliver(response.packed_step)
+            error = WorkerLostError(f"{self.rank.rank_id} ended its stream")
+        except grpc.aio.AioRpcError as failure:
+            error = WorkerLostError(f"the stream to {self.rank.rank_id} broke: {error_from_rpc(failure)}")
+        except StepMessageError as failure:
+            error = WorkerLostError(f"{self.rank.rank_id} does not speak this protocol: {failure}")
+        finally:
+            self._end(error)
+
+    async def _outgoing(self) -> AsyncIterator[decode_pb2.GenerateRequest]:
+        while True:
+            yield await self._outbox.get()
+
+    def _deliver(self, packed_step: bytes) -> None:
+        message = decode_step(packed_step)
+        self.answered = True
+        self._on_load(self.rank, message.load)
+        for event in message.events:
+            self._deliver_event(event)
+
+    def _deliver_event(self, event: DecodeEvent) -> None:
+        key = (event.request_id, event.attempt)
+        ended = isinstance(event, FinishedEvent)
+        inbox = self._inboxes.pop(key, None) if ended else self._inboxes.get(key)
+        if inbox is not None:
+            inbox.put_nowait(event)
+
+    def _end(self, error: ServingError) -> None:
+        self._ended = error
+        inboxes, self._inboxes = self._inboxes, {}
+        for inbox in inboxes.values():
+            inbox.put_nowait(error)
+        self._on_end(self, error)
+
+
+class DecodeStreams:
+    """The streams of one router, one for each decode rank that has work. For one event loop."""
+
+    def __init__(
+        self,
+        *,
+        on_load: Callable[[RankInfo, RankLoad], None],
+        on_lost: Callable[[RankInfo], None],
+        clock: Clock = SYSTEM_CLOCK,
+    ) -> None:
+        self._on_load = on_load
+        self._on_lost = on_lost
+        self._clock = clock
+        self._streams: dict[tuple[RankId, Incarnation], DecodeStream] = {}
+        self._pauses: dict[tuple[RankId, Incarnation], tuple[float, float]] = {}  # length, end
+        self._closing = False
+
+    def usable(self, rank: RankInfo) -> bool:
+        """False while the pause after a broken stream lasts."""
+        _, until_s = self._pauses.get((rank.rank_id, rank.incarnation), (0.0, 0.0))
+        return self._clock.monotonic_s() >= until_s
+
+    def stream_to(self, rank: RankInfo) -> DecodeStream:
+        """The stream to this incarnation of the rank, opened if there is none."""
+        key = (rank.rank_id, rank.incarnation)
+        stream = self._streams.get(key)
+        if stream is None:
+            stream = DecodeStream(rank, on_load=self._on_load, on_end=self._ended)
+            self._streams[key] = stream
+        return stream
+
+    async def close(self) -> None:
+        self._closing = True
+        await asyncio.gather(*(stream.close() for stream in list(self._streams.values())))
+
+    def _ended(self, stream: DecodeStream, error: ServingError) -> None:
+        rank = stream.rank
+        key = (rank.rank_id, rank.incarnation)
+        self._streams.pop(key, None)
+        if self._closing:
+            return
+        STREAMS_LOST.inc()
+        log.warning("decode stream lost: %s", error, extra={"rank": rank.rank_id})
+        length_s, _ = self._pauses.get(key, (0.0, 0.0))
+        length_s = PAUSE_S_FIRST if stream.answered else min(max(PAUSE_S_FIRST, 2 * length_s), PAUSE_S_MAX)
+        self._pauses[key] = (length_s, self._clock.monotonic_s() + length_s)
+        self._on_lost(rank)

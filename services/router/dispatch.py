@@ -1,0 +1,147 @@
+"""From a job to its tokens, whatever happens on the way: place, attempt, and attempt again while nothing was sent.
+
+A rank that fails costs the client time and never a wrong token: before the first token the request starts again on other
+ranks (a new attempt, fenced by its number); after it, the stream ends with the truth.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from dataclasses import dataclass
+from itertools import count
+from random import Random
+
+from whalepod.cluster.error_codes import kind_of_error
+from whalepod.core.clock import SYSTEM_CLOCK, Clock, Deadline
+from whalepod.core.credentials import ClusterSecret
+from whalepod.core.errors import UnavailableError
+from whalepod.core.ids import RankId
+
+from .attempt import Attempt, Legs, PrefillLostError
+from .decode_stream import DecodeStreams
+from .job import Job, Progress, sign_job
+from .placement import Placement, PlacementRequest, Policy, RemotePrefill, plan_placement
+from .prefill_client import PrefillClient
+from .rank_table import RankTable
+from .router_metrics import PLACEMENT_SECONDS, RETRIES
+
+LOOK_AGAIN_S = 0.1
+"""A rank whose stream has just broken may come back without a change of the table: look this often."""
+
+
+@dataclass(frozen=True, slots=True)
+class DispatchOptions:
+    remote_prefill: RemotePrefill = RemotePrefill.AUTO
+    remote_prefill_tokens_min: int = 64
+    policy: Policy = Policy.CACHE_AWARE
+    retry_max: int = 2
+    """Further attempts after one that was lost."""
+    rank_wait_s: float = 30.0
+    """How long a request that has lost its rank waits for another to appear."""
+
+
+class Dispatcher:
+    """Runs jobs on the ranks of a table. For one event loop."""
+
+    def __init__(
+        self,
+        table: RankTable,
+        streams: DecodeStreams,
+        prefills: PrefillClient,
+        *,
+        options: DispatchOptions,
+        secret: ClusterSecret,
+        rng: Random,
+        clock: Clock = SYSTEM_CLOCK,
+    ) -> None:
+        self._table = table
+        self._streams = streams
+        self._prefills = prefills
+        self._options = options
+        self._secret = secret
+        self._rng = rng
+        self._clock = clock
+
+    async def generate(self, job: Job) -> AsyncGenerator[Progress, None]:
+        """Yields bursts of tokens, then one ending. Close it (`aclosing`) to stop the request on every rank.
+
+        Raises UnavailableError if no rank can take the request or it was lost once too often, DeadlineError, and what
+        the ranks say themselves: RequestError, InternalError.
+        """
+        avoid: set[RankId] = set()
+        for number in count(1):
+            legs = await self._place(job, number, avoid)
+            sent = False
+            try:
+                async with aclosing(self._attempt(job, number, legs)) as progress:
+                    async for item in progress:
+                        sent = True
+                        yield item
+                return
+            except UnavailableError as error:
+                if sent or number > self._options.retry_max:
+                    raise
+                avoid.add(error.rank_id if isinstance(error, PrefillLostError) else legs.decode.rank_id)
+                RETRIES.labels(kind_of_error(error)).inc()
+
+    def _attempt(self, job: Job, number: int, legs: Legs) -> AsyncGenerator[Progress, None]:
+        ticket = sign_job(
+            job, attempt=number, decode=legs.decode, prefill=legs.prefill, secret=self._secret, clock=self._clock
+        )
+        return Attempt(
+            job,
+            number,
+            legs,
+            ticket=ticket,
+            stream=self._streams.stream_to(legs.decode),
+            prefills=self._prefills,
+        ).run()
+
+    async def _place(self, job: Job, number: int, avoid: set[RankId]) -> Legs:
+        """Choose ranks and count the request there. A later attempt gives a restarting rank time to come back."""
+        patience = job.deadline.earlier(self._options.rank_wait_s)
+        while True:
+            try:
+                return self._claim(job, number, self._plan(job, avoid), avoid)
+            except UnavailableError:
+                if number == 1 or patience.expired:
+                    raise
+            await self._table.wait_for_change(Deadline.after(LOOK_AGAIN_S, self._clock))
+
+    def _plan(self, job: Job, avoid: set[RankId]) -> Placement:
+        with PLACEMENT_SECONDS.time():
+            return plan_placement(
+                PlacementRequest(
+                    prompt_tokens=len(job.prompt_ids),
+                    stored_tokens=job.stored_tokens,
+                    fidelity=job.fidelity,
+                    avoid=avoid,
+                ),
+                decode=[
+                    self._table.candidate(rank) for rank in self._table.decode_ranks() if self._streams.usable(rank)
+                ],
+                prefill=[self._table.candidate(rank) for rank in self._table.prefill_ranks()],
+                remote_prefill=self._options.remote_prefill,
+                remote_prefill_tokens_min=self._options.remote_prefill_tokens_min,
+                rng=self._rng,
+                policy=self._options.policy,
+            )
+
+    def _claim(self, job: Job, number: int, placement: Placement, avoid: set[RankId]) -> Legs:
+        ranks = self._table.ranks
+        new_tokens = len(job.prompt_ids) - job.stored_tokens
+        prefill = ranks[placement.prefill] if placement.prefill is not None else None
+        others = [
+            rank
+            for rank in self._table.prefill_ranks()
+            if rank.rank_id not in {placement.prefill, *avoid}
+            and self._table.candidate(rank).can_hold(len(job.prompt_ids), job.fidelity)
+        ]
+        return Legs(
+            decode=ranks[placement.decode],
+            decode_claim=self._table.claim(placement.decode, prefill_tokens=0 if prefill else new_tokens),
+            prefill=prefill,
+            prefill_claim=self._table.claim(prefill.rank_id, prefill_tokens=new_tokens) if prefill else None,
+            prefill_elsewhere=bool(others) and number <= self._options.retry_max,
+        )

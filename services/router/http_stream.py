@@ -1,0 +1,106 @@
+"""Answers that end when the client goes: whoever waits for one is cancelled as soon as the connection closes.
+
+Until the first event is there nothing is sent, so that a request that fails early fails with its own status. After that
+the status is 200 for good, and what goes wrong is one `error` event, after which the stream just closes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import AsyncGenerator, Coroutine, Mapping
+from typing import Any, TypeVar
+
+from starlette.types import Receive, Scope, Send
+
+from whalepod.core.errors import CancelledError, InternalError, ServingError
+
+from .http_errors import error_body
+from .router_metrics import STREAMS_BROKEN
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+DONE_FRAME = b"data: [DONE]\n\n"
+
+
+def data_frame(payload: str | Mapping[str, Any]) -> bytes:
+    """One server-sent event. JSON text has no raw line breaks, so one `data` line is enough."""
+    text = payload if isinstance(payload, str) else json.dumps(payload, ensure_ascii=False, separators=(",", ":"))
+    return b"data: " + text.encode("utf-8", "replace") + b"\n\n"
+
+
+async def until_disconnect(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
+    """The result of `work`; cancels it and raises CancelledError if the client goes first.
+
+    The request's body must have been read.
+    """
+    task = asyncio.create_task(work)
+    watcher = asyncio.create_task(_disconnected(receive))
+    try:
+        await asyncio.wait({task, watcher}, return_when=asyncio.FIRST_COMPLETED)
+        if not task.done():
+            raise CancelledError("the client went away")
+        return task.result()
+    finally:
+        await _end(task, watcher)
+
+
+class EventStream:
+    """A response of server-sent events, as an ASGI application. `frames` has already been advanced to `first`."""
+
+    def __init__(self, first: bytes, frames: AsyncGenerator[bytes, None], headers: Mapping[str, str]) -> None:
+        self._first = first
+        self._frames = frames
+        self._headers = headers
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        del scope
+        try:
+            await until_disconnect(receive, self._send_all(send))
+        except CancelledError:
+            return
+        finally:
+            await self._frames.aclose()
+
+    async def _send_all(self, send: Send) -> None:
+        headers = {
+            "content-type": "text/event-stream; charset=utf-8",
+            "cache-control": "no-cache",
+            "x-accel-buffering": "no",  # proxies must not hold tokens back
+            **self._headers,
+        }
+        raw = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers.items()]
+        await send({"type": "http.response.start", "status": 200, "headers": raw})
+        await _send_frame(send, self._first)
+        try:
+            async for frame in self._frames:
+                await _send_frame(send, frame)
+        except ServingError as error:
+            await self._send_error(send, error)
+        except Exception:
+            log.exception("a stream failed")
+            await self._send_error(send, InternalError("an internal error ended this stream"))
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def _send_error(self, send: Send, error: ServingError) -> None:
+        STREAMS_BROKEN.inc()
+        await _send_frame(send, data_frame(error_body(error)))
+
+
+async def _send_frame(send: Send, frame: bytes) -> None:
+    await send({"type": "http.response.body", "body": frame, "more_body": True})
+
+
+async def _disconnected(receive: Receive) -> None:
+    while True:
+        if (await receive())["type"] == "http.disconnect":
+            return
+
+
+async def _end(*tasks: asyncio.Task[Any]) -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)

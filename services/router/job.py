@@ -1,0 +1,91 @@
+"""One request as the router dispatches it, and what comes back. A choice of `n`, or one prompt of a list, is one job."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from whalepod.cluster.registration import RankInfo
+from whalepod.cluster.tickets import pack_ids, sign_ticket
+from whalepod.cluster.wire import FIDELITIES, sampling_to_proto
+from whalepod.core.block_keys import BlockHash
+from whalepod.core.clock import Clock, Deadline
+from whalepod.core.credentials import ClusterSecret
+from whalepod.core.ids import RankId, RequestId
+from whalepod.engine.interface import Fidelity, FinishReason, SampledToken
+from whalepod.engine.sampling_params import SamplingParams
+from whalepod.rpc.common.v1 import common_pb2
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """Validated: every rank that fits its length can run it."""
+
+    request_id: RequestId
+    model: str
+    tenant: str
+    salt: bytes
+    prompt_ids: Sequence[int]
+    block_hashes: Sequence[BlockHash]
+    sampling: SamplingParams
+    fidelity: Fidelity
+    deadline: Deadline
+    stored_tokens: int = 0
+    """Longest stored prefix that the lookup saw: a guess."""
+    traceparent: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """Who served a request. `prefill_rank` None: the decode rank computed the prompt."""
+
+    decode_rank: RankId
+    prefill_rank: RankId | None
+    attempts: int
+
+
+@dataclass(frozen=True, slots=True)
+class Burst:
+    """The tokens of one engine step. `cached_tokens` is R, the prompt tokens that came from stored prefix."""
+
+    tokens: tuple[SampledToken, ...]
+    cached_tokens: int
+    route: Route
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """The last thing a job yields: it ended well."""
+
+    reason: FinishReason
+    matched_stop_id: int | None
+    cached_tokens: int
+    route: Route
+
+
+Progress = Burst | Ending
+
+
+def sign_job(
+    job: Job, *, attempt: int, decode: RankInfo, prefill: RankInfo | None, secret: ClusterSecret, clock: Clock
+) -> common_pb2.SignedTicket:
+    """The ticket of one attempt. It is good for as long as the request may run."""
+    deadline_unix_ms = clock.unix_ms() + int(1000 * job.deadline.remaining_s())
+    ticket = common_pb2.Ticket(
+        request_id=job.request_id,
+        attempt=attempt,
+        model=job.model,
+        tenant=job.tenant,
+        salt=job.salt,
+        fidelity=FIDELITIES[job.fidelity],
+        prompt_ids=pack_ids(job.prompt_ids),
+        block_hashes=b"".join(job.block_hashes),
+        sampling=sampling_to_proto(job.sampling),
+        deadline_unix_ms=deadline_unix_ms,
+        prefill_rank=prefill.rank_id if prefill is not None else "",
+        decode_rank=decode.rank_id,
+        expires_unix_ms=deadline_unix_ms,
+        stored_tokens_hint=job.stored_tokens,
+        traceparent=job.traceparent,
+    )
+    return sign_ticket(ticket, secret)

@@ -1,0 +1,56 @@
+"""Calls of `PrefillService.Run`: one channel for each prefill rank, one call for each remote prefill."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import grpc
+
+from whalepod.cluster.error_codes import error_from_rpc
+from whalepod.cluster.grpc_options import channel_options
+from whalepod.cluster.registration import RankInfo
+from whalepod.cluster.wire import load_from_proto
+from whalepod.core.clock import Deadline
+from whalepod.core.errors import WorkerLostError
+from whalepod.engine.interface import RankLoad
+from whalepod.rpc.common.v1 import common_pb2
+from whalepod.rpc.prefill.v1 import prefill_pb2, prefill_pb2_grpc
+
+
+class PrefillClient:
+    """For one event loop."""
+
+    def __init__(self, *, on_load: Callable[[RankInfo, RankLoad], None], on_lost: Callable[[RankInfo], None]) -> None:
+        self._on_load = on_load
+        self._on_lost = on_lost
+        self._channels: dict[str, grpc.aio.Channel] = {}
+
+    async def run(
+        self, rank: RankInfo, ticket: common_pb2.SignedTicket, *, deadline: Deadline
+    ) -> prefill_pb2.RunResponse:
+        """The rank's READY. Cancelling this cancels the work there. Raises the ServingError the rank answered with, or
+        WorkerLostError if it did not answer."""
+        channel = self._channels.get(rank.address)
+        if channel is None:
+            channel = self._channels[rank.address] = grpc.aio.insecure_channel(rank.address, options=channel_options())
+        stub: Any = prefill_pb2_grpc.PrefillServiceStub(channel)
+        try:
+            response = await stub.Run(prefill_pb2.RunRequest(ticket=ticket), timeout=deadline.remaining_s())
+        except grpc.aio.AioRpcError as failure:
+            error = error_from_rpc(failure)
+            if isinstance(error, WorkerLostError):
+                self._on_lost(rank)
+            raise error from failure
+        assert isinstance(response, prefill_pb2.RunResponse)
+        self._on_load(rank, load_from_proto(response.load))
+        return response
+
+    async def forget_all_but(self, addresses: set[str]) -> None:
+        """Close the channels to ranks that are gone."""
+        gone = [address for address in self._channels if address not in addresses]
+        await asyncio.gather(*(self._channels.pop(address).close() for address in gone))
+
+    async def close(self) -> None:
+        await self.forget_all_but(set())

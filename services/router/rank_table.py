@@ -1,0 +1,125 @@
+"""The ranks a router can use, and what it knows of them beyond their registrations.
+
+registration ──▶ directory ──▶ RankTable ──▶ candidates of a placement
+every reply's load ─────────────▲   ▲───── this router's own dispatches, claimed and released
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from whalepod.cluster.registration import RankInfo, RankRole
+from whalepod.core.clock import Deadline
+from whalepod.core.ids import Incarnation, RankId
+from whalepod.engine.interface import RankLoad
+
+from .placement import Candidate
+
+
+class RankDirectory(Protocol):
+    """Says which ranks exist: the registry, or addresses given on the command line."""
+
+    @property
+    def ranks(self) -> Mapping[RankId, RankInfo]: ...
+
+    def report_lost(self, rank_id: RankId, incarnation: Incarnation) -> None:
+        """A link to the rank broke. It leaves `ranks` until it answers again."""
+        ...
+
+
+@dataclass(slots=True)
+class _Work:
+    requests: int = 0
+    prefill_tokens: int = 0
+
+
+@dataclass(slots=True, eq=False)
+class Claim:
+    """One dispatch on one rank, counted from now until `release`, which may be called twice."""
+
+    _work: _Work
+    prefill_tokens: int
+    _held: bool = field(default=True, init=False)
+
+    def __post_init__(self) -> None:
+        self._work.requests += 1
+        self._work.prefill_tokens += self.prefill_tokens
+
+    def finish_prefill(self) -> None:
+        """The prompt has been computed; the request may go on."""
+        self._work.prefill_tokens -= self.prefill_tokens
+        self.prefill_tokens = 0
+
+    def release(self) -> None:
+        if self._held:
+            self._held = False
+            self.finish_prefill()
+            self._work.requests -= 1
+
+
+class RankTable:
+    """One router's view of the ranks. For one event loop."""
+
+    def __init__(self, directory: RankDirectory) -> None:
+        self._directory = directory
+        self._work: dict[RankId, _Work] = {}
+        self._reported: dict[RankId, tuple[RankInfo, RankLoad]] = {}
+        self._changed = asyncio.Event()
+
+    @property
+    def ranks(self) -> Mapping[RankId, RankInfo]:
+        return self._directory.ranks
+
+    def prefill_ranks(self) -> list[RankInfo]:
+        """Prefill ranks that take new work."""
+        return [info for info in self.ranks.values() if info.role.is_prefill and not info.draining]
+
+    def decode_ranks(self) -> list[RankInfo]:
+        """Decode ranks that take new work."""
+        return [info for info in self.ranks.values() if info.role is RankRole.DECODE and not info.draining]
+
+    def candidate(self, info: RankInfo) -> Candidate:
+        work = self._work.get(info.rank_id, _Work())
+        return Candidate(
+            rank_id=info.rank_id,
+            load=self._load(info),
+            context_tokens_max=info.context_tokens_max,
+            fidelities=info.fidelities,
+            requests_here=work.requests,
+            prefill_tokens_here=work.prefill_tokens,
+        )
+
+    def claim(self, rank_id: RankId, *, prefill_tokens: int = 0) -> Claim:
+        """Count a dispatch on a rank at once, before any report shows it."""
+        return Claim(self._work.setdefault(rank_id, _Work()), prefill_tokens)
+
+    def note_load(self, info: RankInfo, load: RankLoad) -> None:
+        """A reply carried the rank's load. It stands until the rank's next registration."""
+        current = self.ranks.get(info.rank_id)
+        if current is not None and current.incarnation == info.incarnation:
+            self._reported[info.rank_id] = (current, load)
+
+    def report_lost(self, info: RankInfo) -> None:
+        self._directory.report_lost(info.rank_id, info.incarnation)
+
+    def wake(self) -> None:
+        """The directory's ranks changed."""
+        self._changed.set()
+
+    async def wait_for_change(self, deadline: Deadline) -> None:
+        """Returns after the next change of the directory's ranks, or at the deadline."""
+        self._changed.clear()
+        try:
+            async with asyncio.timeout(deadline.remaining_s()):
+                await self._changed.wait()
+        except TimeoutError:
+            return
+
+    def _load(self, info: RankInfo) -> RankLoad:
+        seen, load = self._reported.get(info.rank_id, (None, info.load))
+        if seen is None or (seen.incarnation, seen.time_unix_ms) != (info.incarnation, info.time_unix_ms):
+            return info.load
+        return load

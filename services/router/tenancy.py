@@ -1,0 +1,48 @@
+"""Who asks, and with whom they share stored prefixes (`kvstore.md` §2.4).
+
+    salt = HMAC(cluster secret, frame("tenant") ‖ frame(tenant) [‖ frame(cache_salt)])
+
+The tenant comes from the authenticated principal, never from the body: a client's `cache_salt` divides its own tenant
+further and reaches no other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from whalepod.core.block_keys import frame
+from whalepod.core.credentials import ClusterSecret, Purpose
+from whalepod.core.errors import InvalidFieldError
+
+DEFAULT_TENANT = "default"
+TENANT_HEADER = "x-tenant-id"
+TENANT_CHARS_MAX = 128
+CACHE_SALT_CHARS_MAX = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Principal:
+    """On whose behalf a request runs."""
+
+    tenant: str = DEFAULT_TENANT
+
+
+def principal_from_headers(headers: Mapping[str, str], *, trust_tenant_header: bool) -> Principal:
+    """`headers` by lower-case name. Raises InvalidFieldError on a tenant that cannot be one."""
+    tenant = headers.get(TENANT_HEADER) if trust_tenant_header else None
+    if tenant is None:
+        return Principal()
+    if not 1 <= len(tenant) <= TENANT_CHARS_MAX:
+        raise InvalidFieldError(TENANT_HEADER, f"{TENANT_HEADER} must have 1 to {TENANT_CHARS_MAX} characters")
+    return Principal(tenant)
+
+
+def sharing_salt(secret: ClusterSecret, principal: Principal, cache_salt: str | None) -> bytes:
+    """32 bytes: the sharing domain of a request. Raises InvalidFieldError on an overlong `cache_salt`."""
+    domain = frame(b"tenant") + frame(principal.tenant.encode())
+    if cache_salt:
+        if len(cache_salt) > CACHE_SALT_CHARS_MAX:
+            raise InvalidFieldError("cache_salt", f"cache_salt must have at most {CACHE_SALT_CHARS_MAX} characters")
+        domain += frame(cache_salt.encode("utf-8", "surrogatepass"))
+    return secret.mac(Purpose.SALT, domain)
