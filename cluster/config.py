@@ -126,7 +126,6 @@ class RaySettings(_Section):
     address: str | None = Field(
         default=None, description="a running Ray to join, host:port; default: a local one of our own"
     )
-    port: Port | None = Field(default=None, description="port of our own Ray's control store; default: a free one")
     dashboard: bool = Field(default=False, description="serve Ray's dashboard on port 8265")
 
 
@@ -201,6 +200,14 @@ class ClusterConfig(_Section):
             raise ConfigError(f"the cluster secret needs at least {SECRET_BYTES_MIN} bytes, this one has {len(key)}")
         return ClusterSecret(key)
 
+    def with_secret(self, secret: str) -> ClusterConfig:
+        """A copy that carries the secret itself."""
+        return self.model_copy(update={"secret": SecretStr(secret), "secret_file": None})
+
+    def without_secret(self) -> ClusterConfig:
+        """A copy that may be written down."""
+        return self.model_copy(update={"secret": None, "secret_file": None})
+
     def ports(self) -> dict[str, int]:
         """Every port this cluster listens on, by the setting it comes from."""
         ports = {"http_port": self.router.http_port, "grpc_port": self.router.grpc_port}
@@ -212,8 +219,6 @@ class ClusterConfig(_Section):
                 )
         if self.redis_url is None:
             ports["redis_port"] = self.redis_port
-        if self.ray.port is not None:
-            ports["ray.port"] = self.ray.port
         return ports
 
 
@@ -228,8 +233,6 @@ def _contradictions(config: ClusterConfig) -> Iterator[str]:
             f"router.queue_timeout_seconds ({router.queue_timeout_seconds:g}) is longer than "
             f"router.request_timeout_seconds ({router.request_timeout_seconds:g})"
         )
-    if config.ray.address is not None and config.ray.port is not None:
-        yield "ray.address joins a running Ray, ray.port starts one: keep one"
     for name, pool in (("prefill", config.prefill), ("decode", config.decode)):
         if pool.blocks is not None and pool.memory_gib is not None:
             yield f"{name}.blocks and {name}.memory_gib are both set: one follows from the other, keep one"

@@ -212,7 +212,7 @@ class RankProcess:
         await self._set_health(serving=False)
         await self._registrar.announce()
         deadline = Deadline.after(seconds, self._clock)
-        while self._service.requests_live and not deadline.expired and not self._failure.done():  # noqa: ASYNC110
+        while self._service.requests_live and not deadline.expired and not self._failure.done():
             await asyncio.sleep(DRAIN_POLL_S)
         if self._service.requests_live:
             log.warning("draining took too long", extra={"requests": self._service.requests_live})

@@ -1,0 +1,162 @@
+"""Pools of ranks: one Ray actor for each rank, and in it the rank's own gRPC server.
+
+A pool is a placement group with one bundle for each rank. A rank whose process dies is started again by Ray, with the
+same name and port and a new incarnation; routers find it by its registration. Nobody asks an actor anything to serve.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import logging
+import os
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from whalepod.core.errors import CheckpointError, ConfigError
+from whalepod.core.ids import RankId
+from whalepod.core.logs import configure_logging
+
+from .config import ClusterConfig
+
+log = logging.getLogger(__name__)
+
+RANK_ENTRY_POINTS: Mapping[str, tuple[str, str]] = {
+    "prefill": ("whalepod.services.prefill.process", "run_prefill_rank"),
+    "decode": ("whalepod.services.decode.process", "run_decode_rank"),
+}
+"""Services are started by name: the cluster knows their commands, not their code."""
+
+
+@dataclass(frozen=True, slots=True)
+class RankPlace:
+    """Rank `index` of `pool`."""
+
+    pool: str
+    index: int
+
+    @property
+    def rank_id(self) -> RankId:
+        return RankId(f"{self.pool}-{self.index}")
+
+
+def rank_places(config: ClusterConfig) -> Iterator[RankPlace]:
+    for pool, replicas in (("prefill", config.prefill.replicas), ("decode", config.decode.replicas)):
+        for index in range(replicas):
+            yield RankPlace(pool, index)
+
+
+class RankActor:
+    """One rank inside a Ray worker process."""
+
+    def __init__(self, config_json: str, secret: str, place: RankPlace) -> None:
+        self._config = ClusterConfig.model_validate_json(config_json).with_secret(secret)
+        self._place = place
+        self._stop = asyncio.Event()
+        configure_logging(level=self._config.log_level, as_json=self._config.log_json)
+
+    def __repr__(self) -> str:
+        """The prefix of this rank's lines in the driver's log."""
+        return self._place.rank_id
+
+    async def serve(self) -> None:
+        """Serve until `stop`. When this process dies, Ray calls this again in a new one.
+
+        Raises ConfigError and CheckpointError, which another process would meet too. Everything else ends the process.
+        """
+        module, function = RANK_ENTRY_POINTS[self._place.pool]
+        run: Callable[..., Awaitable[None]] = getattr(importlib.import_module(module), function)
+        try:
+            await run(self._config, self._place.index, stop=self._stop)
+        except (ConfigError, CheckpointError):
+            raise
+        except Exception:
+            log.critical("the rank failed; starting it again", exc_info=True)
+            os._exit(1)
+
+    async def stop(self) -> None:
+        """Let `serve` drain and return."""
+        self._stop.set()
+
+    async def pid(self) -> int:
+        return os.getpid()
+
+
+class RankPools:
+    """The ranks of one cluster. All calls from the thread that started Ray."""
+
+    def __init__(self, config: ClusterConfig, *, secret: str) -> None:
+        self._config = config
+        self._secret = secret
+        self._groups: list[Any] = []
+        self._actors: dict[RankId, Any] = {}
+        self._serving: dict[RankId, Any] = {}
+
+    def start(self) -> None:
+        """Reserve places and start every rank. Returns before they are ready: they register when they are."""
+        import ray  # noqa: PLC0415  Ray reads the environment when it is imported
+        from ray.util.placement_group import placement_group  # noqa: PLC0415
+        from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy  # noqa: PLC0415
+
+        actor_class: Any = ray.remote(RankActor)
+        config_json = self._config.without_secret().model_dump_json()
+        cpus = {"prefill": self._config.prefill.cpus, "decode": self._config.decode.cpus}
+        places = list(rank_places(self._config))
+        for pool in dict.fromkeys(place.pool for place in places):
+            in_pool = [place for place in places if place.pool == pool]
+            group = placement_group([{"CPU": cpus[pool]}] * len(in_pool), strategy="PACK")
+            self._groups.append(group)
+            for place in in_pool:
+                strategy = PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=place.index)
+                actor = actor_class.options(
+                    name=place.rank_id,
+                    num_cpus=cpus[pool],
+                    scheduling_strategy=strategy,
+                    max_restarts=-1,
+                    max_task_retries=-1,
+                ).remote(config_json, self._secret, place)
+                self._actors[place.rank_id] = actor
+                self._serving[place.rank_id] = actor.serve.remote()
+
+    def failures(self) -> dict[RankId, str]:
+        """Ranks that ended for good, and why."""
+        import ray  # noqa: PLC0415
+
+        ended, _ = ray.wait(list(self._serving.values()), num_returns=len(self._serving), timeout=0)
+        return {rank_id: _reason(reference) for rank_id, reference in self._serving.items() if reference in ended}
+
+    def pid(self, rank_id: RankId, *, timeout_s: float = 30.0) -> int:
+        """Of the process that the rank runs in now."""
+        import ray  # noqa: PLC0415
+
+        return int(ray.get(self._actors[rank_id].pid.remote(), timeout=timeout_s))
+
+    def stop(self, *, timeout_s: float) -> None:
+        """Ask every rank to drain, then end what is left after so long."""
+        import ray  # noqa: PLC0415
+        from ray.util.placement_group import remove_placement_group  # noqa: PLC0415
+
+        for actor in self._actors.values():
+            actor.stop.remote()
+        ray.wait(list(self._serving.values()), num_returns=len(self._serving), timeout=timeout_s)
+        for actor in self._actors.values():
+            ray.kill(actor, no_restart=True)
+        for group in self._groups:
+            remove_placement_group(group)
+        self._actors.clear()
+        self._serving.clear()
+        self._groups.clear()
+
+
+def _reason(reference: Any) -> str:  # noqa: ANN401  Ray's references are untyped
+    import ray  # noqa: PLC0415
+    from ray.exceptions import RayError, RayTaskError  # noqa: PLC0415
+
+    try:
+        ray.get(reference)
+    except RayTaskError as error:
+        return str(error.cause)
+    except RayError as error:
+        return str(error)
+    return "it stopped"

@@ -1,0 +1,61 @@
+"""A Ray of our own on this machine, or a running one to join. Ray starts ranks; no request ever passes through it.
+
+Ours listens on loopback, on ports that the system chooses, so that it never meets another Ray or a Redis on 6379.
+
+Ray reads its settings from the environment when it is imported, so `prepare_ray_environment` comes first. Every call
+must come from one thread that lives as long as Ray: its daemons end with the thread that started them.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+from .config import ClusterConfig
+
+RAY_ENVIRONMENT: Mapping[str, str] = {
+    "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # else it listens on every interface, whatever address it was given
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_DEDUP_LOGS": "0",
+    "RAY_gcs_rpc_server_reconnect_timeout_s": "2147483",  # ranks outlive the head
+}
+OBJECT_STORE_BYTES = 80 * 2**20
+"""The least that Ray takes: nothing of ours goes through its object store."""
+
+
+def prepare_ray_environment(config: ClusterConfig) -> None:
+    """Before the first `import ray`, here and in what this process starts. What the user has set stays."""
+    for name, value in RAY_ENVIRONMENT.items():
+        os.environ.setdefault(name, value)
+    if config.ray.address is None:
+        os.environ.setdefault("RAY_AUTH_MODE", "disabled")  # loopback only
+
+
+def start_ray(config: ClusterConfig, *, temp_dir: Path, namespace: str) -> None:
+    """Join `ray.address`, or start a Ray on loopback with room for every rank. `temp_dir` must be short: it holds
+    sockets, whose paths may have 107 characters."""
+    import ray  # noqa: PLC0415  after the environment is ready
+
+    if config.ray.address is not None:
+        ray.init(address=config.ray.address, namespace=namespace, logging_level=logging.WARNING)
+        return
+    cpus = config.prefill.replicas * config.prefill.cpus + config.decode.replicas * config.decode.cpus
+    ray.init(
+        address="local",
+        num_cpus=max(os.cpu_count() or 1, int(-(-cpus // 1))),
+        include_dashboard=config.ray.dashboard,
+        namespace=namespace,
+        logging_level=logging.WARNING,
+        object_store_memory=OBJECT_STORE_BYTES,
+        _node_ip_address="127.0.0.1",
+        _temp_dir=str(temp_dir),
+    )
+
+
+def stop_ray() -> None:
+    """Leave Ray; one of our own ends with it, by process and never by name. Idempotent."""
+    import ray  # noqa: PLC0415
+
+    ray.shutdown()
