@@ -95,6 +95,14 @@ def load_engram_tables(
         return {int(spec.name.split(".")[1]): files.table(spec, dtype) for spec in specs}
 
 
+def check_tensors(directory: Path | str, config: ModelConfig, *, role: ModelRole = ModelRole.FULL) -> int:
+    """How many tensors `role` reads, scales not counted. Reads headers only; raises CheckpointError as loading does."""
+    with _Files(Path(directory)) as files:
+        specs = specs_for_role(config, role)
+        files.check(specs, config)
+        return len(specs)
+
+
 def shard_paths(directory: Path) -> list[Path]:
     """The weight files of a checkpoint, sorted by name. Raises CheckpointError if there are none or one is missing."""
     index = directory / INDEX_FILE
