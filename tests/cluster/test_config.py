@@ -1,0 +1,80 @@
+"""Settings that cannot work together are refused at start, with a sentence that names both."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import SecretStr
+
+from whalepod.cluster.config import ClusterConfig
+from whalepod.cluster.config_sources import load_config
+from whalepod.core.errors import ConfigError
+
+CONTRADICTIONS: list[tuple[dict[str, str], str, str]] = [
+    ({"--secret": "x" * 16, "--secret-file": "f"}, "secret", "secret_file"),
+    ({"--remote-prefill": "always", "--prefill-replicas": "0"}, "router.remote_prefill", "prefill.replicas"),
+    (
+        {"--queue-timeout-seconds": "9", "--request-timeout-seconds": "3"},
+        "router.queue_timeout_seconds (9)",
+        "router.request_timeout_seconds (3)",
+    ),
+    ({"--decode-blocks": "9", "--decode-memory-gib": "3"}, "decode.blocks", "decode.memory_gib"),
+    ({"--fidelity-default": "exact", "--fidelity-allowed": "fast"}, "fidelity.default", "fidelity.allowed"),
+    ({"--http-port": "8100"}, "http_port", "prefill.port"),
+    ({"--decode-port": "8102", "--prefill-replicas": "4"}, "prefill.port + 2", "decode.port + 0"),
+    ({"--redis-port": "9201"}, "redis_port", "decode.port"),
+    ({"--decode-port": "65000"}, "decode.port", "65535"),
+]
+
+
+@pytest.mark.parametrize(("flags", "first", "second"), CONTRADICTIONS)
+def test_contradictions_are_refused_and_both_settings_named(flags: dict[str, str], first: str, second: str) -> None:
+    if "--redis-port" in flags:
+        flags = {**flags, "--decode-replicas": "2"}
+    with pytest.raises(ConfigError) as refusal:
+        load_config(flags=flags)
+    assert first in str(refusal.value)
+    assert second in str(refusal.value)
+
+
+def test_an_external_redis_frees_the_embedded_port() -> None:
+    config = load_config(flags={"--redis-url": "redis://store:6379", "--http-port": "6380"})
+    assert config.redis_url_or_embedded == "redis://store:6379"
+
+
+def test_the_defaults_are_consistent_and_hold_no_model_and_no_secret() -> None:
+    config = ClusterConfig()
+    with pytest.raises(ConfigError, match="--model"):
+        _ = config.model_dir
+    with pytest.raises(ConfigError, match="secret_file"):
+        config.cluster_secret()
+
+
+def test_the_served_name_is_the_directory_unless_it_is_set(tmp_path: Path) -> None:
+    values: dict[str, Any] = {"model": str(tmp_path / "whale-1")}
+    assert ClusterConfig(**values).model_name == "whale-1"
+    assert ClusterConfig(**values, served_model_name="whale").model_name == "whale"
+
+
+def test_a_secret_is_read_from_its_file_without_the_newline(tmp_path: Path) -> None:
+    file = tmp_path / "secret"
+    file.write_bytes(b"0123456789abcdef\n")
+    assert ClusterConfig(secret_file=file).cluster_secret().key == b"0123456789abcdef"
+
+
+def test_a_short_secret_is_refused_and_not_shown() -> None:
+    config = ClusterConfig(secret=SecretStr("hush"))
+    with pytest.raises(ConfigError, match="at least 16 bytes") as refusal:
+        config.cluster_secret()
+    assert "hush" not in str(refusal.value)
+    assert "hush" not in repr(config)
+
+
+def test_what_is_written_down_holds_no_secret_and_reads_back() -> None:
+    config = ClusterConfig(secret=SecretStr("0123456789abcdef"), model="m")
+    written = config.without_secret().model_dump_json()
+    assert "0123456789abcdef" not in written
+    again = ClusterConfig.model_validate_json(written).with_secret("0123456789abcdef")
+    assert again.cluster_secret() == config.cluster_secret()
