@@ -68,7 +68,7 @@ class BlockBatches:
         self._threads = threads
 
     def fetch(self, sinks: Sequence[BlockSink], *, deadline: Deadline) -> None:
-        """Fill the leading sinks; those past the first gap may be left out. Corrupt values are removed from the store."""
+        """Fill the leading sinks; those past the first gap may be left out. Corrupt values leave the store."""
         batches = self._batches([sink.block for sink in sinks])
         self._until_gap(batches, lambda batch: self._fetch_batch(sinks[batch], deadline))
         for sink in sinks:

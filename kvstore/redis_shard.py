@@ -4,8 +4,8 @@
                         ▲                     └─ StoreFault: close it, count it, answer None
                      keeper: opens what is missing, in its own thread; its handshake is the breaker's probe
 
-Callers never resolve a name, connect or authenticate, so none of these can take their time. While the keeper's last attempt
-has failed and nothing is connected, and while the breaker is open, the answer is None at once.
+Callers never resolve a name, connect or authenticate, so none of these can take their time. While the keeper's last
+attempt has failed and nothing is connected, and while the breaker is open, the answer is None at once.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Values in and out of one or many Redis servers, in pipelined batches that each end by their deadline.
 
-A key's tag (`store_keys.shard_tag`) picks its server by rendezvous hashing: adding one server of n moves 1/n of the tags and
-no others. A batch holds keys of one server. What the store does not answer is `None` or `UNKNOWN`, never an exception.
+A key's tag (`store_keys.shard_tag`) picks its server by rendezvous hashing: adding one server of n moves 1/n of the
+tags and no others. A batch holds keys of one server. What the store does not answer is `None` or `UNKNOWN`, never an
+exception.
 """
 
 from __future__ import annotations
@@ -33,13 +34,14 @@ DRAIN_BYTES_MAX = 4 << 20
 
 
 class ValueSink(Protocol):
-    """Where one value goes. Called in order, from one thread: `open` once if the value exists, then `finish` if it was taken."""
+    """Where one value goes. One thread calls `open` once if the value exists, then `finish` if it was taken."""
 
     @property
     def key(self) -> bytes: ...
 
     def open(self, head: bytes, value_bytes: int) -> Sequence[memoryview] | None:
-        """Judge the value's first bytes (256, or all of a shorter one). Returns where the rest goes, or None to refuse it."""
+        """Judge the value's first bytes (256, or all of a shorter one); returns where the rest goes, None to refuse
+        it."""
         ...
 
     def finish(self) -> None:
@@ -114,7 +116,8 @@ class RedisTransport:
         renewals: Sequence[Renewal] = (),
         deadline: Deadline,
     ) -> bool:
-        """Read one batch into its sinks; True if the server answered for every key. `value_bytes`: about how much in total.
+        """Read one batch into its sinks; True if the server answered for every key. `value_bytes`: about how much in
+        total.
 
         `renewals` (keys of the same batch) travel in the same round trip.
         """

@@ -2,9 +2,9 @@
 
     send([head, header, payload, …]) ──▶ server ──▶ read_reply() | read_value_length(), read_into(view), end_value()
 
-Any doubt (timeout, end of stream, bytes that are not RESP) raises `StoreFault`; the owner then closes the connection, so a
-reply that comes late can never answer the next question. Nulls are understood in RESP2 and RESP3 form, push messages are
-skipped, at every position of a pipeline.
+Any doubt (timeout, end of stream, bytes that are not RESP) raises `StoreFault`; the owner then closes the connection,
+so a reply that comes late can never answer the next question. Nulls are understood in RESP2 and RESP3 form, push
+messages are skipped, at every position of a pipeline.
 """
 
 from __future__ import annotations
@@ -60,7 +60,8 @@ class RespConnection:
     __slots__ = ("_ahead", "_end", "_socket", "_start")
 
     def __init__(self, connected: socket.socket) -> None:
-        # Blocking mode with kernel timeouts: one system call receives a whole value (MSG_WAITALL) and still ends in time.
+        # Blocking mode with kernel timeouts: one system call receives a whole value (MSG_WAITALL) and still ends in
+        # time.
         connected.settimeout(None)
         self._socket = connected
         self._ahead = bytearray(READ_AHEAD_BYTES)

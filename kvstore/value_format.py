@@ -3,8 +3,8 @@
     writer: parts ──▶ encode_header ──▶ [header, part, part, …]
     reader: 256 bytes ──▶ parse_header ──▶ Header.check_* ──▶ payload into place ──▶ Header.payload_refusal
 
-Bytes from the store are untrusted input: every function here that reads them is total. It returns a `Refusal`, which is a
-reason for a miss, and never raises; and it decides before anything is allocated.
+Bytes from the store are untrusted input: every function here that reads them is total. It returns a `Refusal`, which is
+a reason for a miss, and never raises; and it decides before anything is allocated.
 """
 
 from __future__ import annotations
@@ -158,8 +158,8 @@ class BlockLayout:
 class SnapshotValue:
     """Window rows and small state of one sequence at one boundary (`design.md` §4).
 
-    `parts` maps a kind to its bytes; what the bytes mean is the engine's. A value that was read owns its memory: each part is
-    a separate, aligned buffer.
+    `parts` maps a kind to its bytes; what the bytes mean is the engine's. A value that was read owns its memory: each
+    part is a separate, aligned buffer.
     """
 
     boundary_tokens: int
@@ -175,7 +175,8 @@ class SnapshotValue:
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """The header's fields. Integers are in the ranges of their widths; nothing else is implied until `check_*` said so."""
+    """The header's fields. Integers are in the ranges of their widths; nothing else is implied until `check_*` said
+    so."""
 
     value_class: int
     format_id: int

@@ -1,4 +1,5 @@
-"""Where values go as they are read: a header is judged before a byte of payload is received, the payload after its last.
+"""Where values go as they are read: a header is judged before a byte of payload is received, the payload after its
+last.
 
 Both sinks keep why a value was not used and the bytes it began with, so that a corrupt one can be removed and no other.
 """

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import cast
 
 from whalepod.core.block_keys import BlockKey
 from whalepod.core.clock import Clock
@@ -88,6 +89,6 @@ def flat(data: BytesLike) -> memoryview:
 
 
 def flat_pieces(payload: BytesLike | Sequence[BytesLike]) -> tuple[memoryview, ...]:
-    if isinstance(payload, (bytes, bytearray, memoryview)):
-        return (flat(payload),)
+    if isinstance(payload, bytes | bytearray | memoryview):
+        return (flat(cast("BytesLike", payload)),)
     return tuple(flat(piece) for piece in payload)
