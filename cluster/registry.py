@@ -82,7 +82,9 @@ class Registrar:
         """
         me = self._describe()
         try:
-            peers = _verified(await _read_registrations(self._redis), self._secret, self._clock).ranks
+            registrations = await _read_registrations(self._redis)
+            await self._forget_names_without(registrations)
+            peers = _verified(registrations, self._secret, self._clock).ranks
         except (RedisError, OSError, TimeoutError) as error:
             log.warning("registry: Redis is not reachable (%s); registering when it is", error)
             peers = {}
@@ -122,6 +124,12 @@ class Registrar:
             await cast("Awaitable[int]", self._redis.srem(INDEX_KEY, rank_id))
         with contextlib.suppress(RedisError, OSError, TimeoutError):
             await self._redis.aclose()
+
+    async def _forget_names_without(self, registrations: Mapping[str, bytes]) -> None:
+        """Keep the index short: names of pods change with each roll-out. Who is alive adds its own again."""
+        gone = [name for name in await _read_names(self._redis) if name.decode(errors="replace") not in registrations]
+        if gone:
+            await cast("Awaitable[int]", self._redis.srem(INDEX_KEY, *gone))
 
     async def _beat_forever(self) -> None:
         while True:
@@ -318,10 +326,14 @@ def _verified(raw: Mapping[str, bytes], secret: ClusterSecret, clock: Clock) -> 
 
 async def _read_registrations(client: aioredis.Redis) -> dict[str, bytes]:
     """Rank name to serialised `SignedRegistration`, for the names whose registration has not expired."""
-    names: list[bytes] = sorted(await cast("Awaitable[set[bytes]]", client.smembers(INDEX_KEY)))
+    names = await _read_names(client)
     values = await client.mget([INDEX_KEY + b":" + name for name in names]) if names else []
     pairs = zip(names, values, strict=True)
     return {name.decode(errors="replace"): value for name, value in pairs if value is not None}
+
+
+async def _read_names(client: aioredis.Redis) -> list[bytes]:
+    return sorted(await cast("Awaitable[set[bytes]]", client.smembers(INDEX_KEY)))
 
 
 def _connect(redis_url: str) -> aioredis.Redis:

@@ -82,9 +82,9 @@ def test_what_cannot_be_read_is_refused_by_name(tmp_path: Path, text: str, said:
 
 
 def test_a_bad_value_is_reported_where_it_was_set() -> None:
-    with pytest.raises(ConfigError, match="^WHALEPOD_DECODE_SLOTS: "):
+    with pytest.raises(ConfigError, match=r"^WHALEPOD_DECODE_SLOTS: "):
         load_config(variables={"WHALEPOD_DECODE_SLOTS": "0"})
-    with pytest.raises(ConfigError, match="^--decode-slots: "):
+    with pytest.raises(ConfigError, match=r"^--decode-slots: "):
         load_config(variables={"WHALEPOD_DECODE_SLOTS": "0"}, flags={"--decode-slots": "0"})
 
 
@@ -103,5 +103,10 @@ def test_a_missing_file_and_an_unknown_flag_are_named(tmp_path: Path) -> None:
 
 
 def test_nearly_known_variables_are_pointed_out_and_kubernetes_own_are_not() -> None:
-    variables = {"WHALEPOD_DECODE_SLOT": "1", "WHALEPOD_PORT_8000_TCP_ADDR": "x", "WHALEPOD_DECODE_SLOTS": "1", "HOME": "/"}
+    variables = {
+        "WHALEPOD_DECODE_SLOT": "1",
+        "WHALEPOD_PORT_8000_TCP_ADDR": "x",
+        "WHALEPOD_DECODE_SLOTS": "1",
+        "HOME": "/",
+    }
     assert unknown_variables(variables) == {"WHALEPOD_DECODE_SLOT": "WHALEPOD_DECODE_SLOTS"}
