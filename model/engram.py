@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 from whalepod.kernels.engram_gate import engram_gate
-from whalepod.kernels.linear import linear
 
 from .engram_layout import EngramLayout
+from .projection import Projection
 
 DEAD = -1
 """Stands for a token that no n-gram reaches across: before the sequence's start, or part of an image."""
@@ -66,7 +66,7 @@ def _int64(values: Sequence[int], like: Tensor) -> Tensor:
 class Engram:
     """One n-gram layer's weights."""
 
-    projection: Tensor
+    projection: Projection
     """[(S + 1) · D, columns · width]: S keys, then one value."""
     gate_weight: Tensor
     """[S, D]: query weight · key weight, at least float32."""
@@ -78,7 +78,7 @@ class Engram:
         `text` [rows] bool marks rows that are no part of an image; None: all. Others stay as they are.
         """
         rows, count, width = streams.shape
-        projected = linear(memory, self.projection)
+        projected = self.projection(memory)
         keys, value = projected[:, : count * width].view(rows, count, width), projected[:, count * width :]
         gates = engram_gate(streams, keys, self.gate_weight, eps=self.eps)
         if text is not None:

@@ -8,24 +8,38 @@ from torch import Tensor
 from whalepod.kernels.activation import swiglu
 from whalepod.kernels.linear import linear
 from whalepod.kernels.numerics import ROW_TILE, compute_dtype
+from whalepod.kernels.quantise import PackedFormat
 
 
-def dense_expert(x: Tensor, gate_up: Tensor, down: Tensor, *, limit: float) -> Tensor:
-    gate, up = linear(x, gate_up).chunk(2, dim=-1)
-    return linear(swiglu(gate, up, limit=limit), down)
+def dense_expert(
+    x: Tensor, gate_up: Tensor, down: Tensor, *, limit: float, input_format: PackedFormat | None
+) -> Tensor:
+    gate, up = linear(_rounded(x, input_format), gate_up).chunk(2, dim=-1)
+    return linear(_rounded(swiglu(gate, up, limit=limit), input_format), down)
 
 
 def routed_experts(
-    x: Tensor, ids: Tensor, weights: Tensor, gate_up: Tensor, down: Tensor, *, limit: float
+    x: Tensor,
+    ids: Tensor,
+    weights: Tensor,
+    gate_up: Tensor,
+    down: Tensor,
+    *,
+    limit: float,
+    input_format: PackedFormat | None,
 ) -> Tensor:
     rows, chosen = ids.shape
     dtype = compute_dtype(x)
     place_of_pair, tile_experts = _place_pairs(ids, gate_up.shape[0])
     tiles = torch.zeros(len(tile_experts) * ROW_TILE, x.shape[1], dtype=dtype, device=x.device)
-    tiles[place_of_pair.flatten()] = x.to(dtype).repeat_interleave(chosen, 0)
+    tiles[place_of_pair.flatten()] = _rounded(x, input_format).to(dtype).repeat_interleave(chosen, 0)
     gate, up = _tile_products(tiles, gate_up, tile_experts).chunk(2, dim=-1)
-    outputs = _tile_products(swiglu(gate, up, limit=limit), down, tile_experts)
+    outputs = _tile_products(_rounded(swiglu(gate, up, limit=limit), input_format), down, tile_experts)
     return (outputs[place_of_pair] * weights.to(dtype)[:, :, None]).sum(dim=1)
+
+
+def _rounded(x: Tensor, input_format: PackedFormat | None) -> Tensor:
+    return x if input_format is None else input_format.round_trip(x)
 
 
 def _place_pairs(ids: Tensor, experts: int) -> tuple[Tensor, list[int]]:

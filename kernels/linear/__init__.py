@@ -19,5 +19,5 @@ def linear(x: Tensor, weight: Tensor, *, out_dtype: torch.dtype | None = None) -
 
 def grouped_linear(x: Tensor, weight: Tensor) -> Tensor:
     """x [rows, groups, in], weight [groups, out, in] -> [rows, groups, out]: one matrix per group of channels."""
-    assert x.ndim == 3 and weight.ndim == 3 and x.shape[1::2] == weight.shape[::2], (x.shape, weight.shape)
+    assert x.ndim == 3 and weight.ndim == 3 and x.shape[1:] == weight.shape[::2], (x.shape, weight.shape)
     return reference.grouped_linear(x, weight)

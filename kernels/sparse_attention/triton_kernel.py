@@ -1,0 +1,289 @@
+"""Attention over packed rows in Triton: one program a query row (or a part of its keys), all heads at once.
+
+Even and odd channels live in two tensors of half the width. So a byte of two FP4 codes, or two bytes of FP8 codes, fall
+apart into the two halves without any exchange between threads, and a pair of channels that RoPE rotates is the same
+place of both. Codes become bfloat16 by moving their bits: the code's exponent is too small by a power of two, which the
+multiplication with the group's scale makes good. Both products are exact.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+SHIFT = tl.constexpr(24)
+"""Keys are held times 2^-SHIFT, so that scale times exponent correction stays within bfloat16 for FP4 and FP8 alike."""
+FP8_EXPONENT = tl.constexpr(120)
+"""E4M3 bits in bfloat16's places are too small by 2^120."""
+FP4_EXPONENT = tl.constexpr(126)
+"""E2M1 bits in bfloat16's places are too small by 2^126."""
+LOG2_E = tl.constexpr(1.4426950408889634)
+LOWEST = tl.constexpr(-1e30)
+
+# Tuned on H200; rows up to the key get this many parts of a row's keys: (rows_max, parts).
+PARTS_BY_ROWS = ((72, 2),)
+
+
+@triton.jit
+def _bf16_of_bits(bits):
+    """int32 holding bfloat16 bits -> bfloat16, without inline assembly."""
+    return (bits << 16).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def _unpack_fp8(words, scales, FAST: tl.constexpr):
+    """words int16 (even channel in the low byte), scales bfloat16 of the same shape -> even, odd channels bfloat16."""
+    if FAST:
+        even, odd = tl.inline_asm_elementwise(
+            """
+            {
+            .reg .b32 sign, even, odd;
+            shl.b32 sign, $2, 8;
+            shl.b32 even, $2, 4;
+            shr.u32 odd, $2, 4;
+            and.b32 even, even, 0x07F007F0;
+            and.b32 odd, odd, 0x07F007F0;
+            lop3.b32 even, sign, 0x80008000, even, 0xEA;
+            lop3.b32 odd, $2, 0x80008000, odd, 0xEA;
+            mul.rn.bf16x2 $0, even, $3;
+            mul.rn.bf16x2 $1, odd, $3;
+            }
+            """,
+            "=r,=r,r,r",
+            [words, scales],
+            dtype=(tl.bfloat16, tl.bfloat16),
+            is_pure=True,
+            pack=2,
+        )
+    else:
+        bits = words.to(tl.int32)
+        wide = scales.to(tl.float32)
+        even = (_bf16_of_bits(((bits << 8) & 0x8000) | ((bits << 4) & 0x07F0)) * wide).to(tl.bfloat16)
+        odd = (_bf16_of_bits((bits & 0x8000) | ((bits >> 4) & 0x07F0)) * wide).to(tl.bfloat16)
+    return even, odd
+
+
+@triton.jit
+def _unpack_fp4(codes, scales, FAST: tl.constexpr):
+    """codes int8 (even channel in the low nibble), scales bfloat16 of the same shape -> even, odd channels bfloat16."""
+    if FAST:
+        even, odd = tl.inline_asm_elementwise(
+            """
+            {
+            .reg .b32 near, far, a, b;
+            prmt.b32 near, $4, 0, 0x1404;
+            prmt.b32 far, $4, 0, 0x3424;
+            shl.b32 a, near, 4;
+            shr.u32 b, near, 2;
+            and.b32 b, b, 0x01C001C0;
+            lop3.b32 a, a, 0x80008000, b, 0xEA;
+            mul.rn.bf16x2 $0, a, $5;
+            shl.b32 a, far, 4;
+            shr.u32 b, far, 2;
+            and.b32 b, b, 0x01C001C0;
+            lop3.b32 a, a, 0x80008000, b, 0xEA;
+            mul.rn.bf16x2 $1, a, $6;
+            shr.u32 b, near, 6;
+            and.b32 b, b, 0x01C001C0;
+            lop3.b32 a, near, 0x80008000, b, 0xEA;
+            mul.rn.bf16x2 $2, a, $5;
+            shr.u32 b, far, 6;
+            and.b32 b, b, 0x01C001C0;
+            lop3.b32 a, far, 0x80008000, b, 0xEA;
+            mul.rn.bf16x2 $3, a, $6;
+            }
+            """,
+            "=r,=r,=r,=r,r,r,r",
+            [codes, scales],
+            dtype=(tl.bfloat16, tl.bfloat16),
+            is_pure=True,
+            pack=4,
+        )
+    else:
+        bits = codes.to(tl.int32)
+        wide = scales.to(tl.float32)
+        even = (_bf16_of_bits(((bits << 12) & 0x8000) | ((bits << 6) & 0x01C0)) * wide).to(tl.bfloat16)
+        odd = (_bf16_of_bits(((bits << 8) & 0x8000) | ((bits << 2) & 0x01C0)) * wide).to(tl.bfloat16)
+    return even, odd
+
+
+@triton.jit
+def _fp8_rows(records, rows, valid, HALF: tl.constexpr, FAST: tl.constexpr):
+    """Rows of FP8 records (width codes, then a power of two per 32 channels) -> even, odd [keys, HALF] bfloat16."""
+    GROUPS: tl.constexpr = HALF // 16
+    BYTES: tl.constexpr = 2 * HALF + GROUPS
+    start = rows.to(tl.int64) * BYTES
+    columns = tl.arange(0, HALF)
+    words = tl.load(
+        (records + tl.multiple_of(start, 16)[:, None]).to(tl.pointer_type(tl.int16)) + columns[None, :],
+        mask=valid[:, None], other=0,
+    )
+    groups = tl.arange(0, GROUPS)
+    scale_bytes = tl.load(records + start[:, None] + (2 * HALF + groups)[None, :], mask=valid[:, None], other=0)
+    exponents = tl.minimum(scale_bytes.to(tl.int32) + (FP8_EXPONENT - SHIFT), 254)
+    scales = (exponents << 7).to(tl.int16).to(tl.bfloat16, bitcast=True)
+    scales = tl.broadcast_to(scales[:, :, None], (rows.shape[0], GROUPS, 16)).reshape(rows.shape[0], HALF)
+    return _unpack_fp8(words, scales, FAST)
+
+
+@triton.jit
+def _fp4_rows(records, rows, valid, HALF: tl.constexpr, FAST: tl.constexpr):
+    """Rows of FP4 records (two codes a byte, then an E4M3 scale per 16 channels) -> even, odd [keys, HALF] bfloat16."""
+    GROUPS: tl.constexpr = HALF // 8
+    BYTES: tl.constexpr = HALF + GROUPS
+    start = rows.to(tl.int64) * BYTES
+    columns = tl.arange(0, HALF)
+    codes = tl.load(
+        records.to(tl.pointer_type(tl.int8)) + tl.multiple_of(start, 16)[:, None] + columns[None, :],
+        mask=valid[:, None], other=0,
+    )
+    groups = tl.arange(0, GROUPS)
+    scale_bytes = tl.load(records + start[:, None] + (HALF + groups)[None, :], mask=valid[:, None], other=0)
+    scales = scale_bytes.to(tl.float8e4nv, bitcast=True).to(tl.float32) * 2.0 ** (FP4_EXPONENT - SHIFT)
+    scales = scales.to(tl.bfloat16)
+    scales = tl.broadcast_to(scales[:, :, None], (rows.shape[0], GROUPS, 8)).reshape(rows.shape[0], HALF)
+    return _unpack_fp4(codes, scales, FAST)
+
+
+@triton.jit
+def _attend(query_even, query_odd, even, odd, valid, highest, total, out_even, out_odd, logit_scale):
+    """One tile of keys of the running softmax; all in powers of two."""
+    logits = tl.dot(query_even, tl.trans(even))
+    logits = tl.dot(query_odd, tl.trans(odd), logits) * logit_scale
+    logits = tl.where(valid[None, :], logits, float("-inf"))
+    higher = tl.maximum(highest, tl.max(logits, 1))
+    weights = tl.exp2(logits - higher[:, None])
+    keep = tl.exp2(highest - higher)
+    total = total * keep + tl.sum(weights, 1)
+    rounded = weights.to(tl.bfloat16)
+    out_even = tl.dot(rounded, even, out_even * keep[:, None])
+    out_odd = tl.dot(rounded, odd, out_odd * keep[:, None])
+    return higher, total, out_even, out_odd
+
+
+@triton.jit
+def _write_rotated(out, even, odd, cos, sin, row, head, in_range, HEADS: tl.constexpr, HALF: tl.constexpr,
+                   PAIRS: tl.constexpr, FAST: tl.constexpr):
+    """Turn the last 2 · PAIRS channels back by the row's angles and store [heads, 2 · HALF] as bfloat16."""
+    columns = tl.arange(0, HALF)
+    pair = columns - (HALF - PAIRS)
+    c = tl.load(cos + row * PAIRS + pair, mask=pair >= 0, other=1.0)[None, :]
+    s = tl.load(sin + row * PAIRS + pair, mask=pair >= 0, other=0.0)[None, :]
+    turned_even = (even * c + odd * s).to(tl.bfloat16)
+    turned_odd = (odd * c - even * s).to(tl.bfloat16)
+    target = (row.to(tl.int64) * HEADS + head)[:, None] * (2 * HALF) + 2 * columns[None, :]
+    if FAST:
+        low = turned_even.to(tl.uint16, bitcast=True).to(tl.uint32)
+        high = turned_odd.to(tl.uint16, bitcast=True).to(tl.uint32)
+        words = (out + target).to(tl.pointer_type(tl.uint32))
+        tl.store(words, low | (high << 16), mask=in_range[:, None])
+    else:
+        tl.store(out + target, turned_even, mask=in_range[:, None])
+        tl.store(out + target + 1, turned_odd, mask=in_range[:, None])
+
+
+@triton.jit
+def sparse_attention_kernel(
+    queries, window, slots, positions, lowest, entries, chosen, sink, cos, sin, out, part_out, part_stats,
+    logit_scale, ring, window_rows, chosen_stride,
+    HEADS: tl.constexpr, HEAD_BLOCK: tl.constexpr, HALF: tl.constexpr, PAIRS: tl.constexpr, KEYS: tl.constexpr,
+    CHOSEN: tl.constexpr, PARTS: tl.constexpr, FAST: tl.constexpr,
+):
+    row = tl.program_id(0)
+    part = tl.program_id(1)
+    head = tl.arange(0, HEAD_BLOCK)
+    in_range = head < HEADS
+    columns = tl.arange(0, HALF)
+    query_at = (row.to(tl.int64) * HEADS + head)[:, None] * (2 * HALF) + 2 * columns[None, :]
+    if FAST:
+        pairs = tl.load((queries + query_at).to(tl.pointer_type(tl.uint32)), mask=in_range[:, None], other=0)
+        query_even = (pairs & 0xFFFF).to(tl.uint16).to(tl.bfloat16, bitcast=True)
+        query_odd = (pairs >> 16).to(tl.uint16).to(tl.bfloat16, bitcast=True)
+    else:
+        query_even = tl.load(queries + query_at, mask=in_range[:, None], other=0.0)
+        query_odd = tl.load(queries + query_at + 1, mask=in_range[:, None], other=0.0)
+
+    sink_logit = tl.load(sink + head, mask=in_range, other=float("-inf")) * LOG2_E
+    if PARTS == 1:
+        highest = tl.maximum(sink_logit, LOWEST)
+        total = tl.exp2(sink_logit - highest)
+    else:
+        highest = tl.full((HEAD_BLOCK,), LOWEST, tl.float32)
+        total = tl.zeros((HEAD_BLOCK,), tl.float32)
+    out_even = tl.zeros((HEAD_BLOCK, HALF), tl.float32)
+    out_odd = tl.zeros((HEAD_BLOCK, HALF), tl.float32)
+    key = tl.arange(0, KEYS)
+
+    # Tiles of the window come first, then tiles of chosen entries; a part takes consecutive ones.
+    position = tl.load(positions + row)
+    first = tl.maximum(position - window_rows + 1, tl.load(lowest + row))
+    window_tiles = tl.cdiv(position + 1 - first, KEYS)
+    entry_count = 0
+    if CHOSEN > 0:
+        every = tl.load(chosen + row.to(tl.int64) * chosen_stride + tl.arange(0, CHOSEN))
+        entry_count = tl.sum((every >= 0).to(tl.int32), 0)
+    tiles = window_tiles + tl.cdiv(entry_count, KEYS)
+    tile_start = part * tiles // PARTS
+    tile_end = (part + 1) * tiles // PARTS
+
+    base = tl.load(slots + row) * ring
+    for tile in range(tile_start, tl.minimum(tile_end, window_tiles)):
+        at = first + tile * KEYS + key
+        valid = at <= position
+        even, odd = _fp8_rows(window, base + at % ring, valid, HALF, FAST)
+        highest, total, out_even, out_odd = _attend(
+            query_even, query_odd, even, odd, valid, highest, total, out_even, out_odd, logit_scale)
+    if CHOSEN > 0:
+        for tile in range(tl.maximum(tile_start, window_tiles), tile_end):
+            place = (tile - window_tiles) * KEYS + key
+            valid = place < entry_count
+            rows = tl.load(chosen + row.to(tl.int64) * chosen_stride + place, mask=valid, other=0)
+            even, odd = _fp4_rows(entries, rows, valid, HALF, FAST)
+            highest, total, out_even, out_odd = _attend(
+                query_even, query_odd, even, odd, valid, highest, total, out_even, out_odd, logit_scale)
+
+    if PARTS == 1:
+        # Without keys and without a sink the sum is 0, and so is the output.
+        scale = 2.0 ** SHIFT / tl.where(total > 0, total, 1.0)
+        _write_rotated(out, out_even * scale[:, None], out_odd * scale[:, None], cos, sin, row, head, in_range,
+                       HEADS, HALF, PAIRS, FAST)
+    else:
+        at = (row.to(tl.int64) * PARTS + part) * HEAD_BLOCK + head
+        tl.store(part_stats + 2 * at, highest)
+        tl.store(part_stats + 2 * at + 1, total)
+        target = at[:, None] * (2 * HALF) + columns[None, :]
+        tl.store(part_out + target, out_even)
+        tl.store(part_out + target + HALF, out_odd)
+
+
+@triton.jit
+def combine_parts_kernel(
+    part_out, part_stats, sink, cos, sin, out,
+    HEADS: tl.constexpr, HEAD_BLOCK: tl.constexpr, HEADS_EACH: tl.constexpr, HALF: tl.constexpr, PAIRS: tl.constexpr,
+    PARTS: tl.constexpr, FAST: tl.constexpr,
+):
+    """Add the parts of a row in their order, divide by the whole sum, turn back and store."""
+    row = tl.program_id(0)
+    head = tl.program_id(1) * HEADS_EACH + tl.arange(0, HEADS_EACH)
+    in_range = head < HEADS
+    columns = tl.arange(0, HALF)
+    sink_logit = tl.load(sink + head, mask=in_range, other=float("-inf")) * LOG2_E
+    highest = tl.maximum(sink_logit, LOWEST)
+    for part in tl.static_range(PARTS):
+        at = (row.to(tl.int64) * PARTS + part) * HEAD_BLOCK + head
+        highest = tl.maximum(highest, tl.load(part_stats + 2 * at))
+    total = tl.exp2(sink_logit - highest)
+    even = tl.zeros((HEADS_EACH, HALF), tl.float32)
+    odd = tl.zeros((HEADS_EACH, HALF), tl.float32)
+    for part in tl.static_range(PARTS):
+        at = (row.to(tl.int64) * PARTS + part) * HEAD_BLOCK + head
+        keep = tl.exp2(tl.load(part_stats + 2 * at) - highest)
+        total += keep * tl.load(part_stats + 2 * at + 1)
+        target = at[:, None] * (2 * HALF) + columns[None, :]
+        even += keep[:, None] * tl.load(part_out + target)
+        odd += keep[:, None] * tl.load(part_out + target + HALF)
+    scale = 2.0 ** SHIFT / tl.where(total > 0, total, 1.0)
+    _write_rotated(out, even * scale[:, None], odd * scale[:, None], cos, sin, row, head, in_range, HEADS, HALF, PAIRS,
+                   FAST)

@@ -1,0 +1,220 @@
+"""Turns the segments of a forward into the index tensors that its layers share.
+
+Everything here follows from positions: which rows run where, which window rows and entries a row may see, and where
+rows are read and written in the caches. Nothing depends on activations.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Self
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from .batch import Segment
+from .caches import Caches
+from .config import ModelConfig
+
+Ints = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """Some consecutive rows of each segment, one segment after the other."""
+
+    starts: Ints
+    """Position of each segment's first row."""
+    ends: Ints
+    """Position after its last row; not below `starts`."""
+
+    @property
+    def counts(self) -> Ints:
+        return self.ends - self.starts
+
+    @property
+    def offsets(self) -> Ints:
+        """Number of rows before each segment's."""
+        return np.cumsum(self.counts) - self.counts
+
+    @property
+    def segments(self) -> Ints:
+        """Segment of each row."""
+        return np.repeat(np.arange(len(self.starts)), self.counts)
+
+    @property
+    def positions(self) -> Ints:
+        """Position of each row."""
+        return np.arange(int(self.counts.sum())) + np.repeat(self.starts - self.offsets, self.counts)
+
+    def slices(self) -> list[slice]:
+        """Each segment's rows."""
+        bounds = np.concatenate(([0], np.cumsum(self.counts))).tolist()
+        return [slice(start, end) for start, end in zip(bounds[:-1], bounds[1:], strict=True)]
+
+
+@dataclass(frozen=True, slots=True)
+class WindowPlan:
+    """Window keys of a layer's queries, and where its own rows go.
+
+    Keys come from a pool of rows: a zero row, the W - 1 rows in the ring before each segment, the rows of this forward.
+    """
+
+    previous: Tensor
+    """[segments · (W - 1)] rows of the ring, flat over slots."""
+    index: Tensor
+    """[queries, W] rows of the pool, by ascending position; 0 where a query sees no row."""
+    write_rows: Tensor
+    """The rows of this forward that the ring keeps."""
+    write_slots: Tensor
+    """Where, flat over slots."""
+
+    @classmethod
+    def build(cls, queries: Rows, writers: Rows, lows: Ints, slots: Ints, *, window: int, ring_rows: int) -> Self:
+        """`lows`: position below which a segment's rows are not read."""
+        before = window - 1
+        segments, own = queries.segments, writers.starts
+        keys = queries.positions[:, None] + np.arange(-before, 1)
+        previous_base = 1 + np.arange(len(own)) * before - (own - before)
+        own_base = 1 + len(own) * before + writers.offsets - own
+        index = keys + np.where(keys >= own[segments, None], own_base[segments, None], previous_base[segments, None])
+        index[keys < lows[segments, None]] = 0
+        previous = own[:, None] + np.arange(-before, 0)
+        positions, writer_segments = writers.positions, writers.segments
+        kept = np.flatnonzero(positions >= writers.ends[writer_segments] - ring_rows)
+        return cls(
+            previous=_tensor(slots[:, None] * ring_rows + previous % ring_rows).flatten(),
+            index=_tensor(index),
+            write_rows=_tensor(kept),
+            write_slots=_tensor(slots[writer_segments[kept]] * ring_rows + positions[kept] % ring_rows),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class EntryPlan:
+    """The entries that this forward finishes, for sources of one ratio.
+
+    Their tokens come from a pool of raw rows: the ratio - 1 rows in the ring before each segment, the rows of this
+    forward. With ratio 1 there is no ring: a row is an entry.
+    """
+
+    members: Tensor
+    """[entries, ratio] rows of the pool."""
+    positions: Tensor
+    """[entries] position of an entry's first token: where it is rotated."""
+    destinations: Tensor
+    """[entries] rows of the source's pools, flat over blocks."""
+    previous: Tensor
+    """[segments · (ratio - 1)] rows of the group ring, flat over slots."""
+    write_rows: Tensor
+    write_slots: Tensor
+    """As in `WindowPlan`, for the group ring."""
+
+    @classmethod
+    def build(
+        cls, rows: Rows, tables: Ints, write_starts: Ints, slots: Ints, *, ratio: int, block_tokens: int, ring_rows: int
+    ) -> Self:
+        """An entry is written if its last token is among `rows` and not below its segment's `write_starts`."""
+        before = ratio - 1
+        first = np.maximum(rows.starts // ratio, write_starts // ratio)
+        entries = Rows(first, np.maximum(rows.ends // ratio, first))
+        segments, numbers = entries.segments, entries.positions
+        tokens = numbers[:, None] * ratio + np.arange(ratio)
+        previous_base = np.arange(len(rows.starts)) * before - (rows.starts - before)
+        own_base = len(rows.starts) * before + rows.offsets - rows.starts
+        own = tokens >= rows.starts[segments, None]
+        previous = rows.starts[:, None] + np.arange(-before, 0)
+        positions, row_segments = rows.positions, rows.segments
+        kept = np.flatnonzero(positions >= rows.ends[row_segments] - ring_rows)
+        return cls(
+            members=_tensor(tokens + np.where(own, own_base[segments, None], previous_base[segments, None])),
+            positions=_tensor(numbers * ratio),
+            destinations=_tensor(pool_rows(tables, segments, numbers, entries_per_block=block_tokens // ratio)),
+            previous=_tensor(slots[:, None] * ring_rows + previous % ring_rows).flatten(),
+            write_rows=_tensor(kept),
+            write_slots=_tensor(slots[row_segments[kept]] * ring_rows + positions[kept] % ring_rows),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class BatchPlan:
+    """One forward. Rows at and above `floor` are *kept*: they alone run above the last KV source."""
+
+    every: Rows
+    kept: Rows
+    kept_index: Tensor | None
+    """Which of all rows are kept; None: all."""
+    token_ids: Tensor
+    """[rows] int64, of all rows."""
+    tables: Tensor
+    """[segments, blocks] int64, short tables padded with 0."""
+    lower_window: WindowPlan
+    """Layers below the last KV source."""
+    source_window: WindowPlan
+    """The last KV source: every row is written, kept rows look, and see their full window."""
+    upper_window: WindowPlan
+    """Layers above it: kept rows only."""
+    entries: dict[int, EntryPlan]
+    """By ratio of a KV source."""
+    logit_rows: Tensor
+    """Which of the kept rows need logits."""
+
+    @classmethod
+    def build(cls, segments: Sequence[Segment], config: ModelConfig, caches: Caches) -> Self:
+        starts, ends = _ints(s.start for s in segments), _ints(s.end for s in segments)
+        floors, window_starts = _ints(s.floor for s in segments), _ints(s.window_start for s in segments)
+        slots = _ints(s.slot for s in segments)
+        every, kept = Rows(starts, ends), Rows(np.clip(floors, starts, ends), ends)
+        sizes = {"window": config.window, "ring_rows": caches.ring_rows}
+        lower = WindowPlan.build(every, every, window_starts, slots, **sizes)
+        trimmed = bool((kept.starts > starts).any())
+        tables = _tables(segments, caches.block_tokens)
+        logit_starts = _ints(s.end if s.logits_start is None else s.logits_start for s in segments)
+        return cls(
+            every=every,
+            kept=kept,
+            kept_index=_tensor(np.flatnonzero(every.positions >= kept.starts[every.segments])) if trimmed else None,
+            token_ids=torch.tensor([token for s in segments for token in s.token_ids], dtype=torch.int64),
+            tables=_tensor(tables),
+            lower_window=lower,
+            source_window=WindowPlan.build(kept, every, window_starts, slots, **sizes) if trimmed else lower,
+            upper_window=WindowPlan.build(kept, kept, np.maximum(floors, window_starts), slots, **sizes),
+            entries={
+                ratio: EntryPlan.build(
+                    every,
+                    tables,
+                    _ints(s.write_start for s in segments),
+                    slots,
+                    ratio=ratio,
+                    block_tokens=caches.block_tokens,
+                    ring_rows=caches.group_ring_rows,
+                )
+                for ratio in {config.ratio(source) for source in config.kv_source_layer_ids}
+            },
+            logit_rows=_tensor(np.flatnonzero(kept.positions >= logit_starts[kept.segments])),
+        )
+
+
+def pool_rows(tables: Any, segments: Any, entries: Any, *, entries_per_block: int) -> Any:
+    """Rows of a source's pools, flat over blocks, of `entries` of sequences; arrays or tensors that broadcast."""
+    return tables[segments, entries // entries_per_block] * entries_per_block + entries % entries_per_block
+
+
+def _tables(segments: Sequence[Segment], block_tokens: int) -> Ints:
+    tables = np.zeros((len(segments), max((len(s.block_table) for s in segments), default=0)), dtype=np.int64)
+    for row, segment in zip(tables, segments, strict=True):
+        blocks = len(segment.block_table)
+        assert blocks * block_tokens >= segment.end, f"{blocks} blocks do not hold {segment.end} positions"
+        row[:blocks] = segment.block_table
+    return tables
+
+
+def _ints(values: Any) -> Ints:
+    return np.fromiter(values, dtype=np.int64)
+
+
+def _tensor(values: Ints) -> Tensor:
+    return torch.from_numpy(np.ascontiguousarray(values))

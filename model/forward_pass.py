@@ -1,0 +1,85 @@
+"""What the layers of one forward hand on to each other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from .batch_plan import BatchPlan, Rows, WindowPlan
+from .caches import Caches
+from .config import ModelConfig
+from .rotary import RotaryAngles, angles_at
+
+Recorder = Callable[[str, Tensor], None]
+"""Called with a name (`layer3.out`) and a tensor that must not be changed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """The entries of global KV that an index source chose, for the rows of this forward."""
+
+    keys: Tensor
+    """[rows, index_topk, head_dim]; zeros where a row has fewer."""
+    valid: Tensor
+    """[rows, index_topk] bool"""
+
+
+@dataclass(slots=True)
+class ForwardPass:
+    """Mutable state of one forward. Layers run in order; each reads and replaces what the one before left."""
+
+    config: ModelConfig
+    caches: Caches
+    plan: BatchPlan
+    frequencies: Mapping[bool, Tensor]
+    """Rotary frequencies [pairs] of layers with (True) and without global KV."""
+    streams: Tensor
+    """[rows, S, D]: the residual streams."""
+    pre: Tensor
+    """[rows, S]: coefficients that collapse them for the next sublayer, predicted by the sublayer before."""
+    rows: Rows
+    """The rows in `streams`: all of them below the attention of the last KV source, then the kept ones."""
+    text: Tensor | None
+    """[rows] bool: which are no part of an image; None: all."""
+    memories: Mapping[int, Tensor]
+    """Layer -> what its n-gram table holds for the rows, [rows, columns · width]."""
+    recorder: Recorder | None = None
+    selection: Selection | None = None
+    candidates: Tensor | None = None
+    """[rows, entries] bool: what index sources above the candidate source may choose from."""
+    taps: list[Tensor] = field(default_factory=list)
+    """Mean streams [rows, D] at the input of each target layer so far."""
+    angles: dict[bool, RotaryAngles] = field(default_factory=dict)
+    decoded_index_keys: dict[int, list[Tensor]] = field(default_factory=dict)
+
+    def record(self, name: str, value: Tensor) -> None:
+        if self.recorder is not None:
+            self.recorder(name, value)
+
+    def rotary(self, *, compressed: bool) -> RotaryAngles:
+        """Angles of the current rows in layers with or without global KV."""
+        if compressed not in self.angles:
+            positions = torch.from_numpy(self.rows.positions)
+            self.angles[compressed] = angles_at(positions, self.frequencies[compressed])
+        return self.angles[compressed]
+
+    def window_plan(self, layer: int) -> WindowPlan:
+        source = self.config.last_kv_source
+        if layer == source:
+            return self.plan.source_window
+        return self.plan.lower_window if layer < source else self.plan.upper_window
+
+    def keep(self, x: Tensor) -> Tensor:
+        """Go on with the kept rows only. x [rows, ...] -> its kept rows."""
+        index = self.plan.kept_index
+        if index is None:
+            return x
+        self.rows = self.plan.kept
+        self.streams, self.pre = self.streams[index], self.pre[index]
+        self.text = None if self.text is None else self.text[index]
+        self.taps = [tap[index] for tap in self.taps]
+        self.angles = {kind: angles.select(index) for kind, angles in self.angles.items()}
+        return x[index]

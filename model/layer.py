@@ -1,0 +1,143 @@
+"""One layer: n-gram memory, attention and experts around the residual streams."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Self
+
+from torch import Tensor
+
+from whalepod.kernels.mhc import Mixes, collapse, expand, predict_mixes, spread_scale
+from whalepod.kernels.rms_norm import rms_norm
+
+from .attention import Attention, RowWriter
+from .config import ModelConfig
+from .engram import Engram
+from .feed_forward import FeedForward
+from .forward_pass import ForwardPass
+from .projection import Weights
+
+
+@dataclass(frozen=True, slots=True)
+class Mixer:
+    """Predicts a sublayer's coefficients from the streams in front of it."""
+
+    fn: Tensor
+    scale: Tensor
+    base: Tensor
+    rms_eps: float
+    eps: float
+    iterations: int
+
+    @classmethod
+    def from_weights(cls, weights: Weights, config: ModelConfig, sublayer: str) -> Self:
+        return cls(
+            fn=weights[f"hc_{sublayer}_fn"],
+            scale=spread_scale(weights[f"hc_{sublayer}_scale"], config.hc_mult),
+            base=weights[f"hc_{sublayer}_base"],
+            rms_eps=config.rms_norm_eps,
+            eps=config.hc_eps,
+            iterations=config.hc_sinkhorn_iters,
+        )
+
+    def __call__(self, streams: Tensor) -> Mixes:
+        return predict_mixes(
+            streams,
+            self.fn,
+            self.scale,
+            self.base,
+            rms_eps=self.rms_eps,
+            eps=self.eps,
+            iterations=self.iterations,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class LayerTail:
+    """What a layer computes after its rows are in the caches. The last KV source runs it on kept rows only."""
+
+    attention: Attention
+    attention_mixer: Mixer
+    feed_forward: FeedForward
+    feed_forward_norm: Tensor
+    feed_forward_mixer: Mixer
+
+    @classmethod
+    def from_weights(cls, weights: Weights, config: ModelConfig, layer: int) -> Self:
+        return cls(
+            attention=Attention.from_weights(weights.below("attn."), config, layer),
+            attention_mixer=Mixer.from_weights(weights, config, "attn"),
+            feed_forward=FeedForward.from_weights(
+                weights.below("ffn."), config, experts=config.n_routed_experts, chosen=config.num_experts_per_tok
+            ),
+            feed_forward_norm=weights["ffn_norm.weight"],
+            feed_forward_mixer=Mixer.from_weights(weights, config, "ffn"),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    number: int
+    engram: Engram | None
+    attention_norm: Tensor
+    writer: RowWriter
+    tail: LayerTail | None
+    """None in the last KV source of role `encoder`."""
+    eps: float
+
+    @classmethod
+    def from_weights(cls, weights: Weights, config: ModelConfig, layer: int, *, producers_only: bool) -> Self:
+        """`weights` below `layers.{layer}.`."""
+        engram = None
+        if layer in config.engram_layer_ids:
+            gate_weight = weights["engram.q_weight"] * weights["engram.k_weight"]
+            engram = Engram(weights.projection("engram.wkv"), gate_weight, config.rms_norm_eps)
+        return cls(
+            number=layer,
+            engram=engram,
+            attention_norm=weights["attn_norm.weight"],
+            writer=RowWriter.from_weights(weights.below("attn."), config, layer),
+            tail=None if producers_only else LayerTail.from_weights(weights, config, layer),
+            eps=config.rms_norm_eps,
+        )
+
+    def __call__(self, run: ForwardPass) -> None:
+        name = f"layer{self.number}"
+        if self.engram is not None:
+            run.streams = self.engram(run.streams, run.memories[self.number], run.text)
+            run.record(f"{name}.engram_out", run.streams)
+        if self.number in run.config.dspark_target_layer_ids:
+            run.taps.append(run.streams.mean(dim=1))
+        x = rms_norm(collapse(run.streams, run.pre), self.attention_norm, eps=self.eps)
+        window_pool = self.writer.write(x, run)
+        if self.tail is None:
+            return
+        if self.number == run.config.last_kv_source:
+            x = run.keep(x)
+        run.record(f"{name}.attn_in", x)
+        self._attend(self.tail, x, window_pool, run)
+        self._feed_forward(self.tail, run)
+        run.record(f"{name}.out", run.streams)
+        run.record(f"{name}.pre_mix_next", run.pre)
+
+    def _attend(self, tail: LayerTail, x: Tensor, window_pool: Tensor, run: ForwardPass) -> None:
+        mixes = tail.attention_mixer(run.streams)
+        y = tail.attention(x, window_pool, run)
+        run.record(f"layer{self.number}.attn_out", y)
+        self._mix(y, mixes, run, "attn")
+
+    def _feed_forward(self, tail: LayerTail, run: ForwardPass) -> None:
+        x = rms_norm(collapse(run.streams, run.pre), tail.feed_forward_norm, eps=self.eps)
+        mixes = tail.feed_forward_mixer(run.streams)
+        y, ids, weights = tail.feed_forward(x, run.text)
+        run.record(f"layer{self.number}.expert_ids", ids)
+        run.record(f"layer{self.number}.expert_weights", weights)
+        run.record(f"layer{self.number}.ffn_out", y)
+        self._mix(y, mixes, run, "ffn")
+
+    def _mix(self, y: Tensor, mixes: Mixes, run: ForwardPass, sublayer: str) -> None:
+        """A sublayer's own post and comb take in its output; its pre is for the next sublayer."""
+        for part, value in mixes._asdict().items():
+            run.record(f"layer{self.number}.hc_{sublayer}_{part}", value)
+        run.streams = expand(y, run.streams, mixes)
+        run.pre = mixes.pre

@@ -1,0 +1,176 @@
+"""The text network: rows of several sequences in, logits out.
+
+    Segment… ─▶ BatchPlan ─▶ ForwardPass ─▶ layer 0 … layer N-1 ─▶ collapse, norm, head ─▶ logits
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Self
+
+import torch
+from torch import Tensor
+
+from whalepod.kernels.linear import linear
+from whalepod.kernels.mhc import collapse
+from whalepod.kernels.numerics import compute_dtype
+from whalepod.kernels.quantise import PackedFormat
+from whalepod.kernels.rms_norm import rms_norm
+
+from .batch import Segment
+from .batch_plan import BatchPlan
+from .caches import Caches
+from .checkpoint import EngramTable, load_engram_tables, load_tensors
+from .config import ModelConfig
+from .engram import compress, hash_rows, look_back
+from .engram_token_map import engram_token_map
+from .forward_pass import ForwardPass, Recorder
+from .layer import Layer
+from .projection import Weights
+from .rotary import rotary_frequencies
+from .tensor_layout import ModelRole
+from .tokenizer import Tokenizer
+
+
+class Network:
+    """The layers of a role. Holds weights only: every forward brings its caches.
+
+    A row's results have the same bits alone and in any batch, order and chunking (CPU reference kernels).
+    Role `encoder` stops after the last KV source has written its rows, and returns no logits.
+    """
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        tensors: Mapping[str, Tensor],
+        *,
+        engram_tables: Mapping[int, EngramTable],
+        token_map: Tensor | None,
+        role: ModelRole = ModelRole.FULL,
+        input_format: PackedFormat | None = None,
+    ) -> None:
+        """`tensors` by released name, all floats; the dtype of `embed.weight` is the one the network works in.
+
+        `token_map` [vocab] gives compressed ids to the n-gram layers; None if there are none. `input_format` is what
+        inputs of quantised matrices are rounded to (release arithmetic).
+        """
+        weights = Weights(tensors, input_format=input_format)
+        self.config = config
+        self.role = role
+        self.embed = weights["embed.weight"]
+        full = role is ModelRole.FULL
+        self.norm = weights["norm.weight"] if full else None
+        self.head = weights["head.weight"] if full else None
+        count = config.num_hidden_layers if full else config.last_kv_source + 1
+        self.layers = [
+            Layer.from_weights(
+                weights.below(f"layers.{layer}."),
+                config,
+                layer,
+                producers_only=not full and layer == config.last_kv_source,
+            )
+            for layer in range(count)
+        ]
+        assert not config.engram_layer_ids or token_map is not None, "n-gram layers need a token map"
+        self._engram_tables = engram_tables
+        self._token_map = token_map
+        dtype = compute_dtype(self.embed)
+        plain = next((layer for layer, ratio in enumerate(config.compress_ratios) if ratio == 0), None)
+        self._frequencies = {
+            True: rotary_frequencies(config.rope(config.last_kv_source), dtype),
+            False: rotary_frequencies(config.rope(config.last_kv_source if plain is None else plain), dtype),
+        }
+
+    @classmethod
+    def load(
+        cls,
+        directory: Path | str,
+        *,
+        role: ModelRole = ModelRole.FULL,
+        dtype: torch.dtype = torch.float32,
+        input_format: PackedFormat | None = None,
+    ) -> Self:
+        """From a checkpoint directory. Raises ConfigError or CheckpointError."""
+        config = ModelConfig.from_dir(directory)
+        token_map = engram_token_map(Tokenizer.from_dir(directory), config) if config.engram_layer_ids else None
+        return cls(
+            config,
+            load_tensors(directory, config, role=role, dtype=dtype),
+            engram_tables=load_engram_tables(directory, config, role=role, dtype=dtype),
+            token_map=token_map,
+            role=role,
+            input_format=input_format,
+        )
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.embed.dtype
+
+    @torch.inference_mode()
+    def forward(self, segments: Sequence[Segment], caches: Caches, *, recorder: Recorder | None = None) -> Tensor:
+        """Compute all rows of `segments`, at most one of each sequence, and leave theirs in `caches`.
+
+        Returns float32 (float64 for float64 networks) logits [rows, vocab_size] of the rows that asked for them, in
+        the order of the segments.
+        """
+        run = self.begin(segments, caches, recorder=recorder)
+        for layer in self.layers:
+            layer(run)
+        return self.logits(run)
+
+    @torch.inference_mode()
+    def begin(self, segments: Sequence[Segment], caches: Caches, *, recorder: Recorder | None = None) -> ForwardPass:
+        """The state in front of layer 0: embeddings in every stream, of which the first is looked at."""
+        plan = BatchPlan.build(segments, self.config, caches)
+        embedded = self.embed[plan.token_ids]
+        pre = torch.zeros(len(embedded), self.config.hc_mult, dtype=compute_dtype(embedded))
+        pre[:, 0] = 1
+        run = ForwardPass(
+            config=self.config,
+            caches=caches,
+            plan=plan,
+            frequencies=self._frequencies,
+            streams=embedded[:, None, :].repeat(1, self.config.hc_mult, 1),
+            pre=pre,
+            rows=plan.every,
+            text=self._text_rows(plan.token_ids),
+            memories=self._memories(segments),
+            recorder=recorder,
+        )
+        run.record("embed", embedded)
+        return run
+
+    @torch.inference_mode()
+    def logits(self, run: ForwardPass) -> Tensor:
+        """Logits of the kept rows that asked for them, after the last layer."""
+        dtype = torch.promote_types(self.dtype, torch.float32)
+        if self.head is None or self.norm is None or not len(run.plan.logit_rows):
+            return torch.empty(0, self.config.vocab_size, dtype=dtype)
+        if run.taps:
+            run.record("target_hidden", torch.cat(run.taps, dim=1))
+        rows = run.plan.logit_rows
+        hidden = rms_norm(collapse(run.streams[rows], run.pre[rows]), self.norm, eps=self.config.rms_norm_eps)
+        return linear(hidden, self.head, out_dtype=dtype)
+
+    def _text_rows(self, token_ids: Tensor) -> Tensor | None:
+        image = self.config.image_token_id
+        if image is None:
+            return None
+        text = token_ids != image
+        return None if bool(text.all()) else text
+
+    def _memories(self, segments: Sequence[Segment]) -> dict[int, Tensor]:
+        """What each n-gram layer remembers about the rows: depends on token ids only."""
+        config, layouts = self.config, dict(zip(self.config.engram_layer_ids, self.config.engram, strict=True))
+        layers = [layer.number for layer in self.layers if layer.engram is not None]
+        if not layers or self._token_map is None:
+            return {}
+        tokens = config.engram_max_ngram_size
+        ids = torch.cat([look_back(s.token_ids, s.history, tokens=tokens) for s in segments])
+        compressed = compress(ids, self._token_map, image_token_id=config.image_token_id)
+        pad = int(self._token_map[config.engram_pad_token_id])
+        return {
+            layer: self._engram_tables[layer].rows(hash_rows(compressed, layouts[layer], pad_id=pad)).flatten(1)
+            for layer in layers
+        }
