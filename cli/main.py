@@ -59,13 +59,13 @@ COMMANDS: Mapping[str, CommandEntry] = {
 class LazyCommands(typer.core.TyperGroup):
     """Lists commands from the table alone, and imports the one that is called."""
 
-    def list_commands(self, ctx: Any) -> list[str]:  # noqa: ANN401, ARG002  the context's type is private to typer
-        return [name for name, entry in COMMANDS.items() if importlib.util.find_spec(entry.import_name)]
-
-    def get_command(self, ctx: Any, cmd_name: str) -> typer.core.TyperCommand | None:  # noqa: ANN401
-        if cmd_name not in self.list_commands(ctx):
-            return None
-        return typer.core.TyperCommand(cmd_name, help=COMMANDS[cmd_name].help)
+    def __init__(self, **attributes: Any) -> None:  # noqa: ANN401  typer's business
+        super().__init__(**attributes)
+        self.commands = {
+            name: typer.core.TyperCommand(name, help=entry.help)
+            for name, entry in COMMANDS.items()
+            if importlib.util.find_spec(entry.import_name)
+        }
 
     def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str | None, Any, list[str]]:  # noqa: ANN401
         name, _, rest = super().resolve_command(ctx, args)
