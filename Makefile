@@ -8,11 +8,13 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help venv serve test test-all lint format proto proto-check mutants lock clean
+.PHONY: help venv lock clean serve test test-all mutants lint format docs proto proto-check
 
 BIN := .venv/bin
 PYTHON ?=
 WHALEPOD_TORCH_INDEX ?=
+# These two are for this file: what it starts would take them for settings of its own.
+unexport WHALEPOD_TORCH_INDEX PYTHON
 ARGS ?=
 TESTS ?= tests
 
@@ -83,7 +85,10 @@ format: venv  ## format the sources and fix what lint can fix
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-# ------------------------------------------------------------------------------------------------- generated code
+# ------------------------------------------------------------------------------------------------ generated files
+
+docs: venv  ## write the tables of docs/ that are read from the code
+	$(BIN)/python -m tests.docs_tables
 
 PROTOS := $(sort $(wildcard proto/whalepod/rpc/*/v*/*.proto))
 # Writes the Python of every .proto below $(1), which names an import root.

@@ -1,0 +1,67 @@
+"""Pages that describe the code agree with it: settings, metrics, commands, and links to files."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path, PurePosixPath
+
+import pytest
+
+from tests.docs_tables import DeclaredMetric, declared_metrics, tables, with_table
+from tests.house_rules import PRODUCT_FOLDERS, ROOT, Source, read_sources
+from whalepod.cli.main import COMMANDS
+
+PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md"))]
+
+
+@pytest.mark.parametrize("path", tables(), ids=lambda path: path.name)
+def test_the_page_lists_what_the_code_declares(path: Path) -> None:
+    page = path.read_text(encoding="utf-8")
+    assert with_table(page, *tables()[path]) == page, f"run `make docs`, and read what changed in {path.name}"
+
+
+def test_every_metric_that_the_code_names_is_on_the_page() -> None:
+    page = (ROOT / "docs/metrics.md").read_text(encoding="utf-8")
+    named = {
+        name
+        for source in read_sources(folders=PRODUCT_FOLDERS)
+        for name in re.findall(r'"((?:whalepod_|vllm:|sglang:)[a-z0-9_]+)"', source.text)
+    }
+    assert len(named) > 10
+    assert [name for name in sorted(named) if name not in page] == []
+
+
+def test_a_declared_metric_is_read_with_the_name_that_is_scraped() -> None:
+    source = Source(
+        PurePosixPath("engine/x.py"),
+        "from prometheus_client import Counter, Gauge\n"
+        'A = Counter("whalepod_steps", "Steps.", ["phase"])\n'
+        'B = Gauge(name="whalepod_blocks_free", documentation="Free blocks.")\n',
+    )
+    assert declared_metrics([source]) == [
+        DeclaredMetric("whalepod_blocks_free", "gauge", (), "Free blocks."),
+        DeclaredMetric("whalepod_steps_total", "counter", ("phase",), "Steps."),
+    ]
+
+
+def test_every_metric_says_what_it_means_in_base_units() -> None:
+    for metric in declared_metrics(read_sources(folders=PRODUCT_FOLDERS)):
+        assert metric.meaning, metric.name
+        assert not re.search(r"_(ms|us|minutes|kb|mb|mib|gib|percent)(_|$)", metric.name), metric.name
+
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)
+def test_a_page_links_only_to_what_is_there(path: Path) -> None:
+    for target in re.findall(r"\]\(([^)#\s]+)[^)]*\)", path.read_text(encoding="utf-8")):
+        if "://" not in target:
+            assert (path.parent / target).exists(), f"{path.name} links to {target}"
+
+
+def test_commands_that_pages_tell_people_to_run_exist() -> None:
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), flags=re.MULTILINE))
+    for path in PAGES:
+        page = path.read_text(encoding="utf-8")
+        for target in re.findall(r"\bmake ([a-z][a-z-]*)\b", "\n".join(re.findall(r"`[^`]+`", page))):
+            assert target in targets, f"{path.name}: make {target}"
+        for command in re.findall(r"\bwhalepod ([a-z]+)\b", "\n".join(re.findall(r"`[^`\n]+`", page))):
+            assert command in COMMANDS, f"{path.name}: whalepod {command}"
