@@ -93,9 +93,10 @@ class PromptEncoder:
     def completion(self, text: str) -> list[int]:
         """Ids of a `/v1/completions` prompt: begin-of-sequence, then `text`, in which no spelling is special."""
         try:
-            return [self._config.bos_token_id, *self._plain.encode(text)]
+            text.encode()  # JSON can carry lone surrogates, which no tokenizer takes.
         except UnicodeEncodeError as error:
             raise InvalidFieldError("prompt", f"the text is not valid Unicode: {error.reason}") from error
+        return [self._config.bos_token_id, *self._plain.encode(text)]
 
     def chat(self, body: Mapping[str, Any], *, context_tokens: int) -> ChatPrompt:
         """Convert and encode a `/v1/chat/completions` body. `n` is ignored: branches share the prompt.
@@ -188,12 +189,13 @@ def _check_special_tokens(tokenizer: Tokenizer, config: ModelConfig, spellings: 
     missing = [spelling for spelling, token_id in ids.items() if token_id is None]
     if missing:
         raise CheckpointError(f"tokenizer.json lacks the special tokens {', '.join(missing)} of the chat format")
-    expected = {recipe.SpecialToken.Bos: config.bos_token_id, recipe.SpecialToken.Eos: config.eos_token_id}
-    if config.image_token_id is not None:
-        expected[recipe.SpecialToken.Image] = config.image_token_id
-    for token, token_id in expected.items():
-        spelling = spellings.token(token)
-        if tokenizer.token_id(spelling) != token_id:
+    expected = {
+        spellings.token(recipe.SpecialToken.Bos): config.bos_token_id,
+        spellings.token(recipe.SpecialToken.Eos): config.eos_token_id,
+        spellings.token(recipe.SpecialToken.Image): config.image_token_id,
+    }
+    for spelling, token_id in expected.items():
+        if token_id is not None and tokenizer.token_id(spelling) != token_id:
             raise CheckpointError(
                 f"tokenizer.json gives {spelling} the id {tokenizer.token_id(spelling)}, config.json says {token_id}"
             )
