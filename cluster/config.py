@@ -196,6 +196,8 @@ class ClusterConfig(_Section):
                 raise ConfigError(f"secret_file {self.secret_file} cannot be read: {error.strerror}") from None
         else:
             raise ConfigError("a process of a cluster needs its secret: set secret_file (or WHALEPOD_SECRET)")
+        if not key.isascii():
+            raise ConfigError("the cluster secret must be ASCII text")
         if len(key) < SECRET_BYTES_MIN:
             raise ConfigError(f"the cluster secret needs at least {SECRET_BYTES_MIN} bytes, this one has {len(key)}")
         return ClusterSecret(key)
@@ -220,6 +222,11 @@ class ClusterConfig(_Section):
         if self.redis_url is None:
             ports["redis_port"] = self.redis_port
         return ports
+
+
+def join_address(host: str, port: int) -> str:
+    """`host:port`, with brackets around an IPv6 literal."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def _contradictions(config: ClusterConfig) -> Iterator[str]:

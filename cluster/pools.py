@@ -121,9 +121,7 @@ class RankPools:
 
     def failures(self) -> dict[RankId, str]:
         """Ranks that ended for good, and why."""
-        import ray  # noqa: PLC0415
-
-        ended, _ = ray.wait(list(self._serving.values()), num_returns=len(self._serving), timeout=0)
+        ended, _ = _wait(list(self._serving.values()), timeout_s=0)
         return {rank_id: _reason(reference) for rank_id, reference in self._serving.items() if reference in ended}
 
     def pid(self, rank_id: RankId, *, timeout_s: float = 30.0) -> int:
@@ -139,7 +137,7 @@ class RankPools:
 
         for actor in self._actors.values():
             actor.stop.remote()
-        ray.wait(list(self._serving.values()), num_returns=len(self._serving), timeout=timeout_s)
+        _wait(list(self._serving.values()), timeout_s=timeout_s)
         for actor in self._actors.values():
             ray.kill(actor, no_restart=True)
         for group in self._groups:
@@ -147,6 +145,13 @@ class RankPools:
         self._actors.clear()
         self._serving.clear()
         self._groups.clear()
+
+
+def _wait(references: list[Any], *, timeout_s: float) -> tuple[list[Any], list[Any]]:
+    """Those that have ended within so long, and the others."""
+    import ray  # noqa: PLC0415
+
+    return ray.wait(references, num_returns=len(references), timeout=timeout_s) if references else ([], [])
 
 
 def _reason(reference: Any) -> str:  # noqa: ANN401  Ray's references are untyped

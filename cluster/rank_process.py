@@ -34,7 +34,7 @@ from whalepod.kvstore.client import KvClient
 from whalepod.kvstore.settings import StoreAddress, StoreSettings
 from whalepod.model.tensor_layout import ModelRole
 
-from .config import METRICS_PORT_OFFSET, ClusterConfig, DecodeSettings, PrefillSettings
+from .config import METRICS_PORT_OFFSET, ClusterConfig, DecodeSettings, PrefillSettings, join_address
 from .grpc_options import server_options
 from .rank_metrics import LoadCollector, count_events
 from .registration import RankInfo, RankRole
@@ -78,11 +78,6 @@ def rank_identity(config: ClusterConfig, role: RankRole, index: int) -> RankIden
         incarnation=mint_incarnation(),
         model_name=config.model_name,
     )
-
-
-def join_address(host: str, port: int) -> str:
-    """`host:port`, with brackets around an IPv6 literal."""
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,3 +23,8 @@ def mint_request_id() -> RequestId:
 
 def mint_incarnation() -> Incarnation:
     return Incarnation(secrets.randbits(63))
+
+
+def mint_cluster_secret() -> str:
+    """64 hexadecimal digits, for a cluster that was not given a secret."""
+    return secrets.token_hex(32)

@@ -1,0 +1,132 @@
+"""`whalepod serve`: a whole cluster on this machine, until Ctrl-C."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import shlex
+import signal
+from collections.abc import Callable, Coroutine
+from typing import Final
+
+import typer
+from rich.console import Console
+
+from whalepod.cli.cluster_options import with_cluster_config
+from whalepod.cli.user_dirs import cache_dir, state_dir
+from whalepod.cluster.config import ClusterConfig
+from whalepod.cluster.free_ports import busy_ports
+from whalepod.cluster.local import LocalCluster
+from whalepod.cluster.serve_lock import AlreadyServingError, ServeLock
+from whalepod.cluster.shipped_model import SHIPPED_MODEL_NAME, shipped_model_dir
+from whalepod.core.clock import SYSTEM_CLOCK
+from whalepod.core.errors import UnavailableError
+
+FAILURE_POLL_S: Final = 1.0
+STOP_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+@with_cluster_config
+def serve(config: ClusterConfig) -> None:
+    """Start Redis, Ray, a prefill pool, a decode pool and a router here, and serve until interrupted."""
+    console = Console(highlight=False, soft_wrap=True)
+    lock = ServeLock(state_dir(), config.router.http_port)
+    try:
+        lock.acquire()
+    except AlreadyServingError as error:
+        console.print(f"{error}. Stop it with Ctrl-C where it runs, or choose other ports: --http-port and the like.")
+        raise typer.Exit(1) from None
+    try:
+        _refuse_busy_ports(config, console)
+        config = with_model(config, say=console.print)
+        asyncio.run(_serve(config, lock, console))
+    except UnavailableError as error:
+        console.print(f"whalepod: {error}")
+        raise typer.Exit(1) from None
+    finally:
+        lock.release()
+
+
+def with_model(config: ClusterConfig, *, say: Callable[[str], None]) -> ClusterConfig:
+    """`config`, serving the model that ships if it names none."""
+    if config.model is not None:
+        return config
+    say("no --model given: serving the small random model that ships")
+    directory = shipped_model_dir(cache_dir() / "models")
+    name = config.served_model_name or SHIPPED_MODEL_NAME
+    return config.model_copy(update={"model": str(directory), "served_model_name": name})
+
+
+def _refuse_busy_ports(config: ClusterConfig, console: Console) -> None:
+    busy = busy_ports(config)
+    for setting, port in busy.items():
+        console.print(f"port {port} ({setting}) is in use by another program: stop it, or choose another port")
+    if busy:
+        raise typer.Exit(1)
+
+
+async def _serve(config: ClusterConfig, lock: ServeLock, console: Console) -> None:
+    started_s = SYSTEM_CLOCK.monotonic_s()
+    cluster = LocalCluster(config, say=console.print)
+    stop = _stop_on_signals(console)
+    try:
+        lock.publish(http_url=cluster.http_url, config_file=cluster.config_file)
+        if await _until_stopped(cluster.start(), stop) and await _until_stopped(cluster.wait_ready(), stop):
+            console.print(f"ready after {SYSTEM_CLOCK.monotonic_s() - started_s:.0f} s\n")
+            _print_how_to_use(cluster, console)
+            await _until_stopped(_raise_first_failure(cluster), stop)
+        console.print("stopping")
+    finally:
+        await cluster.stop()
+    console.print("stopped")
+
+
+def _stop_on_signals(console: Console) -> asyncio.Event:
+    """Set by the first signal. The second one stops at once: the janitor ends what is left."""
+    stop = asyncio.Event()
+
+    def on_signal() -> None:
+        if stop.is_set():
+            console.print("stopping at once")
+            os._exit(1)
+        stop.set()
+
+    for number in STOP_SIGNALS:
+        asyncio.get_running_loop().add_signal_handler(number, on_signal)
+    return stop
+
+
+async def _until_stopped(work: Coroutine[object, object, None], stop: asyncio.Event) -> bool:
+    """True: `work` is done. False: it was cancelled because `stop` came first."""
+    task = asyncio.ensure_future(work)
+    stopping = asyncio.ensure_future(stop.wait())
+    try:
+        await asyncio.wait((task, stopping), return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        stopping.cancel()
+        task.cancel()
+    if task.done() and not stop.is_set():
+        await task
+        return True
+    await asyncio.wait((task,))
+    return False
+
+
+async def _raise_first_failure(cluster: LocalCluster) -> None:
+    while True:
+        await cluster.raise_failure()
+        await asyncio.sleep(FAILURE_POLL_S)
+
+
+def _print_how_to_use(cluster: LocalCluster, console: Console) -> None:
+    body = {
+        "model": cluster.config.model_name,
+        "messages": [{"role": "user", "content": "Hello"}],
+        "max_tokens": 64,
+        "stream": True,
+    }
+    url = f"{cluster.http_url}/v1/chat/completions"
+    console.print(f"  curl -N {url} -H 'Content-Type: application/json' -d {shlex.quote(json.dumps(body))}")
+    console.print(f"  whalepod chat --url {cluster.http_url}")
+    console.print(f"\nmetrics: {cluster.http_url}/metrics    Ctrl-C stops everything that was started here")

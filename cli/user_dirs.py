@@ -1,0 +1,16 @@
+"""Where a user's files go (XDG Base Directory)."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+
+def cache_dir() -> Path:
+    """For what can be made again: `$XDG_CACHE_HOME/whalepod`."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "whalepod"
+
+
+def state_dir() -> Path:
+    """For what running processes leave for each other: `$XDG_STATE_HOME/whalepod`."""
+    return Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "whalepod"

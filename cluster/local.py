@@ -1,0 +1,191 @@
+"""A whole cluster on this machine: Redis, Ray with two pools of ranks, and a router. What it starts, it stops.
+
+    start: janitor ─▶ Redis ─▶ router (a child process) and Ray ─▶ ranks ─▶ wait until ranks and router say ready
+    stop:  router drains ─▶ ranks drain ─▶ Ray ─▶ Redis ─▶ janitor ends what is left
+
+When this process is killed, the janitor alone does the second line.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import sys
+import tempfile
+from collections.abc import AsyncGenerator, Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Final, TypeVar
+
+import httpx
+import yaml
+
+from whalepod.core.clock import Deadline
+from whalepod.core.errors import UnavailableError
+from whalepod.core.ids import RankId, mint_cluster_secret
+
+from .child_process import SupervisedChild
+from .config import ClusterConfig, join_address
+from .embedded_redis import EmbeddedRedis, EmbeddedRedisSettings
+from .janitor import Janitor
+from .pools import RankPools, rank_places
+from .ray_runtime import prepare_ray_environment, start_ray, stop_ray
+from .registration import RankInfo
+from .registry import RegistryWatcher
+
+READY_TIMEOUT_S: Final = 120.0
+POLL_S: Final = 0.1
+STOP_SLACK_S: Final = 5.0
+"""What stopping may take beyond draining, for each part."""
+
+Result = TypeVar("Result")
+
+
+@contextlib.asynccontextmanager
+async def running_cluster(
+    config: ClusterConfig, *, say: Callable[[str], None] = lambda _: None, ready_timeout_s: float = READY_TIMEOUT_S
+) -> AsyncGenerator[LocalCluster]:
+    """A cluster that is ready. It is stopped when the block ends, however it ends."""
+    cluster = LocalCluster(config, say=say)
+    try:
+        await cluster.start()
+        await cluster.wait_ready(timeout_s=ready_timeout_s)
+        yield cluster
+    finally:
+        await cluster.stop()
+
+
+class LocalCluster:
+    """`config` names a model; ports must be free. Everything runs for and on one event loop."""
+
+    def __init__(self, config: ClusterConfig, *, say: Callable[[str], None]) -> None:
+        self._say = say
+        # Sockets of Ray lie in it, and a socket's path has 107 characters at most: TMPDIR may be too long already.
+        self.run_dir = Path(tempfile.mkdtemp(prefix="whalepod-", dir="/tmp" if Path("/tmp").is_dir() else None))
+        self.secret = _secret_of(config)
+        self.config = config.without_secret().model_copy(update={"secret_file": self.run_dir / "secret"})
+        self.redis: EmbeddedRedis | None = None
+        self.pools = RankPools(self.config, secret=self.secret)
+        self.router = SupervisedChild(
+            "the router", [sys.executable, "-m", "whalepod", "router", "--config", str(self.config_file)]
+        )
+        self._janitor: Janitor | None = None
+        self._ray_started = False
+        # Ray's daemons end with the thread that started them, so it lives as long as they should.
+        self._ray_thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="ray")
+
+    @property
+    def config_file(self) -> Path:
+        """The settings of this cluster, for its other processes and for tools."""
+        return self.run_dir / "cluster.yaml"
+
+    @property
+    def http_url(self) -> str:
+        """Where this machine reaches the router."""
+        host = self.config.host if self.config.host not in ("0.0.0.0", "::") else "127.0.0.1"
+        return "http://" + join_address(host, self.config.router.http_port)
+
+    async def start(self) -> None:
+        """Start everything; nothing is ready yet. Raises ConfigError."""
+        self._write_files()
+        self._janitor = Janitor(self.run_dir)
+        if self.config.redis_url is None:
+            self._say(f"starting Redis on port {self.config.redis_port}")
+            memory_bytes = self.config.redis_memory_mib * 2**20
+            self.redis = EmbeddedRedis(EmbeddedRedisSettings(port=self.config.redis_port, memory_bytes=memory_bytes))
+            await asyncio.to_thread(self.redis.start)
+        self._say("starting the router and Ray")
+        await self.router.start()
+        prepare_ray_environment(self.config)
+        self._ray_started = True
+        await self._on_ray_thread(
+            lambda: start_ray(self.config, temp_dir=self.run_dir / "ray", namespace=self.run_dir.name)
+        )
+        self._say("starting ranks: " + ", ".join(place.rank_id for place in rank_places(self.config)))
+        await self._on_ray_thread(self.pools.start)
+
+    async def wait_ready(self, *, timeout_s: float = READY_TIMEOUT_S) -> None:
+        """Until every rank is registered and the router is ready. Raises UnavailableError, saying what is not."""
+        deadline = Deadline.after(timeout_s)
+        wanted = {place.rank_id for place in rank_places(self.config)}
+        told: set[RankId] = set()
+        async with self._watching_ranks() as watcher, httpx.AsyncClient(trust_env=False) as client:
+            while True:
+                await self.raise_failure()
+                for rank_id in sorted(set(watcher.ranks) - told):
+                    told.add(rank_id)
+                    self._say(_describe(watcher.ranks[rank_id]))
+                router_ready = await self._router_is_ready(client)
+                if router_ready and wanted <= told:
+                    return
+                if deadline.expired:
+                    late = sorted(wanted - told) + ([] if router_ready else ["the router"])
+                    raise UnavailableError(f"not ready after {timeout_s:g} s: {', '.join(late)}")
+                await asyncio.sleep(POLL_S)
+
+    async def raise_failure(self) -> None:
+        """Raises UnavailableError if a part of the cluster has ended for good."""
+        failures = await self._on_ray_thread(self.pools.failures)
+        for rank_id, reason in failures.items():
+            raise UnavailableError(f"{rank_id} did not start: {reason}")
+        if self.router.failure is not None:
+            raise UnavailableError(self.router.failure)
+
+    async def stop(self, *, drain_s: float | None = None) -> None:
+        """Stop what has been started, in order, whatever has failed before. Idempotent."""
+        patience_s = (self.config.router.drain_seconds if drain_s is None else drain_s) + STOP_SLACK_S
+        await self.router.stop(timeout_s=patience_s)
+        if self._ray_started:
+            self._ray_started = False
+            await self._on_ray_thread(lambda: self.pools.stop(timeout_s=patience_s))
+            await self._on_ray_thread(stop_ray)
+        self._ray_thread.shutdown()
+        if self.redis is not None:
+            await asyncio.to_thread(self.redis.stop)
+        if self._janitor is not None:
+            await asyncio.to_thread(self._janitor.finish)
+            self._janitor = None
+
+    async def rank_pid(self, rank_id: RankId) -> int:
+        """Of the process that the rank runs in now."""
+        return await self._on_ray_thread(lambda: self.pools.pid(rank_id))
+
+    @contextlib.asynccontextmanager
+    async def _watching_ranks(self) -> AsyncGenerator[RegistryWatcher]:
+        url, secret = self.config.redis_url_or_embedded, self.config.cluster_secret()
+        watcher = RegistryWatcher(redis_url=url, secret=secret, poll_s=POLL_S)
+        await watcher.start()
+        try:
+            yield watcher
+        finally:
+            await watcher.stop()
+
+    async def _router_is_ready(self, client: httpx.AsyncClient) -> bool:
+        try:
+            return (await client.get(f"{self.http_url}/readyz", timeout=2.0)).status_code == 200
+        except httpx.HTTPError:
+            return False
+
+    async def _on_ray_thread(self, call: Callable[[], Result]) -> Result:
+        return await asyncio.get_running_loop().run_in_executor(self._ray_thread, call)
+
+    def _write_files(self) -> None:
+        secret_file = self.run_dir / "secret"
+        secret_file.touch(mode=0o600)
+        secret_file.write_text(self.secret, encoding="utf-8")
+        values = self.config.model_dump(mode="json", exclude_none=True)
+        self.config_file.write_text(yaml.safe_dump(values, sort_keys=False), encoding="utf-8")
+
+
+def _secret_of(config: ClusterConfig) -> str:
+    """The one that is configured, else one that lives as long as this cluster."""
+    if config.secret is None and config.secret_file is None:
+        return mint_cluster_secret()
+    return config.cluster_secret().key.decode()
+
+
+def _describe(rank: RankInfo) -> str:
+    return (
+        f"{rank.rank_id} is ready on {rank.address}: {rank.load.slots_total} requests at a time, "
+        f"{rank.load.blocks_total} blocks, context {rank.context_tokens_max} tokens"
+    )
