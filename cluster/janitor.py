@@ -1,6 +1,6 @@
 """Ends what a process has started, once that process is gone, however it went.
 
-    serve ── pipe ──▶ janitor: looks at serve's descendants every second, remembers them
+    serve ── pipe ──▶ janitor: looks at serve's descendants again and again, remembers them
       └─ ends, is killed ─▶ pipe closes ─▶ janitor stops those that are left, removes the run directory, ends
 
 Descendants are remembered because an orphan no longer tells whose child it was. Nothing else is ever touched: a
@@ -20,7 +20,7 @@ from pathlib import Path
 
 import psutil
 
-LOOK_EVERY_S = 1.0
+LOOK_EVERY_S = 0.5
 GRACE_S = 3.0
 """Between asking what is left to end and killing it."""
 
