@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections import deque
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
@@ -55,10 +55,10 @@ class Admission:
         return len(self._waiters)
 
     @asynccontextmanager
-    async def admitted(self, *, weight: int, deadline: Deadline) -> AsyncIterator[None]:
-        """Hold room for `weight` choices. Raises QueueFullError (full, or waited too long), UnavailableError (draining).
+    async def admitted(self, *, weight: int, deadline: Deadline) -> AsyncGenerator[None]:
+        """Hold room for `weight` choices; a request heavier than the whole gate takes all of it.
 
-        A request heavier than the whole gate takes all of it.
+        Raises QueueFullError (full, or waited too long), UnavailableError (shutting down).
         """
         weight = min(weight, self._running_max)
         arrived_s = self._clock.monotonic_s()

@@ -3,8 +3,8 @@
     open ──▶ start ──▶ (ready) ──▶ step messages ──▶ the request's inbox ──▶ finished | cancel
                                           stream breaks ──▶ WorkerLostError in every inbox
 
-The stream opens with the first request and is replaced, after a pause that grows, when it has broken. What arrives for a
-request that is not open here, or for another attempt of it, is dropped: that is the fence against late answers.
+The stream opens with the first request and is replaced, after a pause that grows, when it has broken. What arrives for
+a request that is not open here, or for another attempt of it, is dropped: that is the fence against late answers.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ PAUSE_S_FIRST = 0.05
 PAUSE_S_MAX = 2.0
 
 Inbox = asyncio.Queue[object]
-"""What happens to one attempt, in order. Holds at most what the request may generate: a slow client costs memory only."""
+"""What happens to one attempt, in order. It holds at most what the request may generate."""
 
 
 class DecodeStream:

@@ -1,7 +1,7 @@
 """From a job to its tokens, whatever happens on the way: place, attempt, and attempt again while nothing was sent.
 
-A rank that fails costs the client time and never a wrong token: before the first token the request starts again on other
-ranks (a new attempt, fenced by its number); after it, the stream ends with the truth.
+A rank that fails costs the client time and never a wrong token: before the first token the request starts again on
+other ranks (a new attempt, fenced by its number); after it, the stream ends with the truth.
 """
 
 from __future__ import annotations

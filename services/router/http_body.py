@@ -19,15 +19,18 @@ PARSE_ON_LOOP_BYTES_MAX = 64 * 1024
 """Above this, parsing goes to a worker thread."""
 
 
-async def read_json_object(request: Request, *, bytes_max: int = BODY_BYTES_MAX) -> dict[str, Any]:
-    """The body as a dict. Raises MediaTypeError, BodyTooLargeError, RequestError (not a JSON object), CancelledError."""
+async def read_json_object(request: Request, *, bytes_max: int = BODY_BYTES_MAX) -> tuple[dict[str, Any], int]:
+    """The body as a dict, and its length in bytes.
+
+    Raises MediaTypeError, BodyTooLargeError, RequestError (not a JSON object), CancelledError (the client is gone).
+    """
     media_type = request.headers.get("content-type", "application/json").split(";")[0].strip().lower()
     if media_type != "application/json" and not media_type.endswith("+json"):
         raise MediaTypeError(f"the body must be application/json, not {media_type or 'unspecified'}")
     body = await _read_body(request, bytes_max)
     if len(body) <= PARSE_ON_LOOP_BYTES_MAX:
-        return parse_json_object(body)
-    return await asyncio.to_thread(parse_json_object, body)
+        return parse_json_object(body), len(body)
+    return await asyncio.to_thread(parse_json_object, body), len(body)
 
 
 def parse_json_object(body: bytes | str) -> dict[str, Any]:

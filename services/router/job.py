@@ -1,4 +1,7 @@
-"""One request as the router dispatches it, and what comes back. A choice of `n`, or one prompt of a list, is one job."""
+"""One request as the router dispatches it, and what comes back.
+
+Each choice of `n`, and each prompt of a list, is a job of its own.
+"""
 
 from __future__ import annotations
 

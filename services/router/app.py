@@ -1,0 +1,212 @@
+"""The HTTP front: which path does what. Everything behind a path lives in a module of its own.
+
+request ─▶ headers (names, id) ─▶ body ─▶ endpoint ─▶ JSON, or a stream of events
+                                                └─ ServingError ─▶ OpenAI's error form, with its status
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+from starlette.types import ASGIApp
+
+from whalepod import __version__
+from whalepod.core.errors import InternalError, ServingError
+from whalepod.core.ids import mint_request_id
+
+from .chat import parse_chat
+from .chat_http import chat_answer, chat_frames
+from .completions import parse_completion
+from .completions_http import ResponseHead, completion_answer, completion_frames
+from .front_door import Caller, FrontDoor
+from .http_body import read_json_object
+from .http_errors import error_response, json_response, plain_error_response
+from .http_headers import REQUEST_ID_HEADER, HeaderMiddleware
+from .http_stream import EventStream, until_disconnect
+from .openapi import openapi_document
+from .readiness import Readiness, generates_a_token
+from .request_record import OK, RequestRecord, recorded
+from .router_metrics import RouterGauges, exposition
+from .tenancy import principal_from_headers
+from .token_endpoints import detokenize, tokenize
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class HttpCall:
+    """One request to a generating endpoint. `body_chars`: about how long its body is."""
+
+    request: Request
+    body: Mapping[str, Any]
+    body_chars: int
+    caller: Caller
+    record: RequestRecord
+
+
+Answer = Response | EventStream
+Endpoint = Callable[[HttpCall], Awaitable[Answer]]
+
+
+class HttpFront:
+    """The endpoints of one router."""
+
+    def __init__(self, front: FrontDoor, readiness: Readiness, *, trust_tenant_header: bool = False) -> None:
+        self._front = front
+        self._readiness = readiness
+        self._trust_tenant_header = trust_tenant_header
+        self._created = front.clock.unix_ms() // 1000
+        self._gauges = RouterGauges(
+            running=lambda: front.admission.running,
+            waiting=lambda: front.admission.waiting,
+            ranks=lambda: list(front.table.ranks.values()),
+        )
+
+    def app(self) -> ASGIApp:
+        alive, ready = ("/livez", "/live", "/liveness"), ("/readyz", "/ready", "/readiness", "/health")
+        post = {
+            "/v1/completions": self._generating("completions", self._completions),
+            "/v1/chat/completions": self._generating("chat_completions", self._chat),
+            "/tokenize": self._generating("tokenize", self._tokenize),
+            "/detokenize": self._generating("detokenize", self._detokenize),
+        }
+        get: dict[str, Callable[[Request], Awaitable[Response]]] = {
+            "/v1/models": self._models,
+            "/v1/models/{model:path}": self._model,
+            "/version": self._version,
+            "/metrics": self._metrics,
+            "/workers": self._workers,
+            "/health_generate": self._health_generate,
+            "/openapi.json": self._openapi,
+            **dict.fromkeys(alive, self._livez),
+            **dict.fromkeys(ready, self._readyz),
+        }
+        routes = [Route(path, endpoint, methods=["POST"]) for path, endpoint in post.items()]
+        routes += [Route(path, endpoint, methods=["GET"]) for path, endpoint in get.items()]
+        return HeaderMiddleware(Starlette(routes=routes, exception_handlers={HTTPException: _refused_by_routing}))
+
+    def _generating(self, name: str, endpoint: Endpoint) -> Callable[[Request], Awaitable[Answer]]:
+        async def serve(request: Request) -> Answer:
+            record = RequestRecord(name, request.headers[REQUEST_ID_HEADER], clock=self._front.clock)
+            try:
+                principal = principal_from_headers(request.headers, trust_tenant_header=self._trust_tenant_header)
+                caller = self._front.caller(principal, traceparent=request.headers.get("traceparent", ""))
+                body, length = await read_json_object(request)
+                answer = await endpoint(HttpCall(request, body, length, caller, record))
+            except ServingError as error:
+                record.end_with_error(error)
+                return error_response(error)
+            except Exception:
+                log.exception("a request failed", extra={"request": record.request_id})
+                error = InternalError("an internal error ended this request")
+                record.end_with_error(error)
+                return error_response(error)
+            if isinstance(answer, Response):
+                record.end(OK)
+            return answer
+
+        return serve
+
+    async def _completions(self, call: HttpCall) -> Answer:
+        request = parse_completion(call.body, self._front)
+        head = self._head("cmpl-")
+        if request.stream:
+            return await _stream(call, completion_frames(self._front, request, call.caller, head, call.record))
+        work = completion_answer(self._front, request, call.caller, head, call.record)
+        return json_response(await until_disconnect(call.request.receive, work))
+
+    async def _chat(self, call: HttpCall) -> Answer:
+        request = parse_chat(call.body, self._front, body_chars=call.body_chars)
+        head = self._head("chatcmpl-")
+        if request.stream:
+            return await _stream(call, chat_frames(self._front, request, call.caller, head, call.record))
+        work = chat_answer(self._front, request, call.caller, head, call.record)
+        return json_response(await until_disconnect(call.request.receive, work))
+
+    async def _tokenize(self, call: HttpCall) -> Answer:
+        return json_response(await tokenize(self._front, call.body, body_chars=call.body_chars))
+
+    async def _detokenize(self, call: HttpCall) -> Answer:
+        return json_response(await detokenize(self._front, call.body))
+
+    async def _models(self, request: Request) -> Response:
+        del request
+        return json_response({"object": "list", "data": [self._model_card()]})
+
+    async def _model(self, request: Request) -> Response:
+        try:
+            self._front.check_model(request.path_params["model"])
+        except ServingError as error:
+            return error_response(error)
+        return json_response(self._model_card())
+
+    async def _version(self, request: Request) -> Response:
+        del request
+        return json_response({"version": __version__})
+
+    async def _metrics(self, request: Request) -> Response:
+        del request
+        return Response(exposition(self._gauges), media_type="text/plain; version=0.0.4; charset=utf-8")
+
+    async def _workers(self, request: Request) -> Response:
+        del request
+        return json_response({"workers": self._readiness.workers()})
+
+    async def _livez(self, request: Request) -> Response:
+        del request
+        return json_response({"status": "alive"})
+
+    async def _readyz(self, request: Request) -> Response:
+        del request
+        report = self._readiness.report()
+        return json_response(report.to_json(), status=200 if report.ready else 503)
+
+    async def _health_generate(self, request: Request) -> Response:
+        del request
+        try:
+            await generates_a_token(self._front)
+        except ServingError as error:
+            return error_response(error)
+        return json_response({"status": "ready"})
+
+    async def _openapi(self, request: Request) -> Response:
+        del request
+        return json_response(openapi_document(version=__version__))
+
+    def _head(self, prefix: str) -> ResponseHead:
+        created = self._front.clock.unix_ms() // 1000
+        return ResponseHead(prefix + mint_request_id().hex(), created, self._front.model.name)
+
+    def _model_card(self) -> dict[str, Any]:
+        return {
+            "id": self._front.model.name,
+            "object": "model",
+            "created": self._created,
+            "owned_by": "whalepod",
+            "max_model_len": self._front.context_tokens_max,
+        }
+
+
+async def _stream(call: HttpCall, frames: AsyncGenerator[bytes, None]) -> EventStream:
+    """The response begins with the first event: until then a failure has its own status."""
+    events = recorded(frames, call.record)
+    try:
+        first = await until_disconnect(call.request.receive, anext(events))  # pyright: ignore[reportArgumentType]
+    except BaseException:
+        await events.aclose()
+        raise
+    return EventStream(first, events, {})
+
+
+async def _refused_by_routing(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    messages = {404: f"there is no {request.url.path} here", 405: f"{request.url.path} does not take {request.method}"}
+    return plain_error_response(error.status_code, messages.get(error.status_code, error.detail), headers=error.headers)

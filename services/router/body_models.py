@@ -1,0 +1,171 @@
+"""Bodies of HTTP requests: which fields are known, and of what type. Unknown fields are ignored, null is unset.
+
+A field with a bad value is an InvalidFieldError that names it; ranges of sampling values are `SamplingParams`' own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from whalepod.core.errors import InvalidFieldError
+from whalepod.engine.interface import Fidelity
+from whalepod.engine.sampling_params import SamplingParams
+
+TEMPERATURE_MAX = 2.0
+STOP_STRINGS_MAX = 16
+STOP_CHARS_MAX = 1024
+STOP_IDS_MAX = 1024
+LOGIT_BIASES_MAX = 4096
+CHOICES_MAX = 128
+COMPLETION_MAX_TOKENS = 16
+"""Of `/v1/completions` when the request does not say: OpenAI's default."""
+
+_STRICT = ConfigDict(extra="ignore", strict=True, frozen=True)
+StopString = Annotated[str, Field(min_length=1, max_length=STOP_CHARS_MAX)]
+
+
+class StreamOptions(BaseModel):
+    model_config = _STRICT
+
+    include_usage: bool = False
+
+
+class SamplingBody(BaseModel):
+    """Fields that both generating endpoints take, beside those that each resolves in its own way."""
+
+    model_config = _STRICT
+
+    top_k: int = -1
+    min_p: float = 0.0
+    min_tokens: int = 0
+    ignore_eos: bool = False
+    stop_token_ids: list[int] = Field(default=[], max_length=STOP_IDS_MAX)
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: dict[str, float] = Field(default={}, max_length=LOGIT_BIASES_MAX)
+
+    def to_params(
+        self,
+        *,
+        vocab_size: int,
+        temperature: float,
+        top_p: float,
+        seed: int | None,
+        logprobs: int | None,
+        max_tokens: int,
+    ) -> SamplingParams:
+        """Raises InvalidFieldError, naming the field, on a bad value or an id outside the vocabulary."""
+        if temperature > TEMPERATURE_MAX:
+            raise InvalidFieldError("temperature", f"temperature must be in [0, 2], not {temperature}")
+        biases = {_token_id(key): bias for key, bias in self.logit_bias.items()}
+        for name, ids in (("stop_token_ids", self.stop_token_ids), ("logit_bias", list(biases))):
+            stranger = next((token_id for token_id in ids if not 0 <= token_id < vocab_size), None)
+            if stranger is not None:
+                raise InvalidFieldError(name, f"{name}: token id {stranger} is not in the vocabulary of {vocab_size}")
+        return SamplingParams(
+            temperature=temperature,
+            top_p=top_p,
+            top_k=self.top_k,
+            min_p=self.min_p,
+            max_tokens=max_tokens,
+            min_tokens=self.min_tokens,
+            ignore_eos=self.ignore_eos,
+            stop_token_ids=tuple(self.stop_token_ids),
+            seed=seed,
+            logprobs=logprobs,
+            presence_penalty=self.presence_penalty,
+            frequency_penalty=self.frequency_penalty,
+            repetition_penalty=self.repetition_penalty,
+            logit_bias=biases,
+        )
+
+
+class ServingBody(BaseModel):
+    """Fields that say how a request is served, the same at both generating endpoints."""
+
+    model_config = _STRICT
+
+    model: str | None = None
+    n: int = Field(default=1, ge=1, le=CHOICES_MAX)
+    stream: bool = False
+    stream_options: StreamOptions = StreamOptions()
+    return_token_ids: bool = False
+    cache_salt: str | None = None
+    fidelity: Literal["fast", "exact"] | None = None
+    priority: int = 0
+    user: str | None = None
+
+    def fidelity_or(self, default: Fidelity) -> Fidelity:
+        return Fidelity(self.fidelity) if self.fidelity is not None else default
+
+
+class CompletionBody(BaseModel):
+    """The fields of `/v1/completions` alone. `prompt` is checked by `prompts.py`."""
+
+    model_config = _STRICT
+
+    prompt: Any = None
+    max_tokens: int = Field(default=COMPLETION_MAX_TOKENS, ge=0)
+    temperature: float = 1.0
+    top_p: float = 1.0
+    seed: int | None = None
+    stop: StopString | Annotated[list[StopString], Field(max_length=STOP_STRINGS_MAX)] = []
+    logprobs: int | None = Field(default=None, ge=0, le=20)
+    echo: bool = False
+    include_stop_str_in_output: bool = False
+    skip_special_tokens: bool = True
+
+    @property
+    def stop_strings(self) -> tuple[str, ...]:
+        return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
+
+
+class TokenizeBody(BaseModel):
+    """One of `prompt` and `messages`."""
+
+    model_config = _STRICT
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: list[Any] | None = None
+    add_special_tokens: bool = True
+
+
+class DetokenizeBody(BaseModel):
+    model_config = _STRICT
+
+    model: str | None = None
+    tokens: Any = None
+
+
+Body = TypeVar("Body", bound=BaseModel)
+
+
+def parse_body(model: type[Body], body: Mapping[str, Any]) -> Body:
+    """The fields of `body` that `model` knows. Raises InvalidFieldError for the first bad one."""
+    known = {name: value for name, value in body.items() if value is not None and name in model.model_fields}
+    try:
+        return model.model_validate(known)
+    except ValidationError as error:
+        problem = error.errors(include_url=False, include_context=False)[0]
+        name = str(problem["loc"][0])
+        message = problem["msg"][0].lower() + problem["msg"][1:]
+        raise InvalidFieldError(name, f"{name}: {message}") from None
+
+
+def refuse_fields(body: Mapping[str, Any], refused: Mapping[str, str]) -> None:
+    """Raises InvalidFieldError for the first field of `refused` (name to reason) that the body sets to anything."""
+    for name, reason in refused.items():
+        if body.get(name) not in (None, [], {}, "", False):
+            raise InvalidFieldError(name, f"{name} is not supported: {reason}")
+
+
+def _token_id(key: str) -> int:
+    try:
+        return int(key)
+    except ValueError:
+        raise InvalidFieldError("logit_bias", f"logit_bias: {key[:40]!r} is not a token id") from None

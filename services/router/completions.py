@@ -1,0 +1,152 @@
+"""`/v1/completions`: from its body to the choices it asks for, as they are generated."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import aclosing, asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from whalepod.core.errors import InvalidFieldError
+from whalepod.engine.interface import Fidelity, FinishReason
+from whalepod.engine.sampling_params import SamplingParams
+
+from .body_models import CHOICES_MAX, CompletionBody, SamplingBody, ServingBody, parse_body, refuse_fields
+from .front_door import Caller, FrontDoor
+from .merging import merge
+from .prompts import Prompt, TextPrompt, parse_prompts
+from .text_choice import TextDelta, TextEnd, TextOptions, stream_text
+
+REFUSED: Mapping[str, str] = {
+    "suffix": "this model completes text at its end only",
+    "prompt_logprobs": "log-probabilities of prompts are not computed yet",
+    "response_format": "constrained output is not enforced yet",
+    "structured_outputs": "constrained output is not enforced yet",
+    "guided_json": "constrained output is not enforced yet",
+    "guided_regex": "constrained output is not enforced yet",
+    "guided_choice": "constrained output is not enforced yet",
+    "guided_grammar": "constrained output is not enforced yet",
+    "use_beam_search": "tokens are sampled",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class CompletionRequest:
+    """A checked body. `max_tokens` 0: nothing is generated."""
+
+    prompts: Sequence[Prompt]
+    choices_each: int
+    sampling: SamplingParams
+    max_tokens: int
+    text: TextOptions
+    fidelity: Fidelity
+    cache_salt: str | None
+    echo: bool
+    stream: bool
+    include_usage: bool
+    return_token_ids: bool
+
+    @property
+    def choices(self) -> int:
+        return len(self.prompts) * self.choices_each
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedPrompt:
+    """`echo` is the prompt's text if the answer is to begin with it."""
+
+    ids: Sequence[int]
+    echo: str
+
+
+@dataclass(frozen=True, slots=True)
+class OpenCompletion:
+    """Choice i belongs to prompt `i // choices_each`."""
+
+    prompts: Sequence[PreparedPrompt]
+    events: AsyncGenerator[tuple[int, TextDelta | TextEnd], None]
+
+
+def parse_completion(body: Mapping[str, Any], front: FrontDoor) -> CompletionRequest:
+    """Raises RequestError (bad fields are named), ModelNotFoundError."""
+    serving, fields = parse_body(ServingBody, body), parse_body(CompletionBody, body)
+    front.check_model(serving.model)
+    refuse_fields(body, REFUSED)
+    if body.get("best_of") not in (None, serving.n):
+        raise InvalidFieldError("best_of", "best_of is not supported: every choice that is generated is returned")
+    if fields.echo and fields.logprobs is not None:
+        raise InvalidFieldError("logprobs", "logprobs with echo is not supported: see prompt_logprobs")
+    vocab_size = front.language.vocab_size
+    prompts = parse_prompts(fields.prompt, vocab_size=vocab_size)
+    if len(prompts) * serving.n > CHOICES_MAX:
+        raise InvalidFieldError("n", f"prompts times n may be at most {CHOICES_MAX}, not {len(prompts) * serving.n}")
+    sampling = parse_body(SamplingBody, body).to_params(
+        vocab_size=vocab_size,
+        temperature=fields.temperature,
+        top_p=fields.top_p,
+        seed=fields.seed,
+        logprobs=fields.logprobs,
+        max_tokens=max(1, fields.max_tokens),
+    )
+    return CompletionRequest(
+        prompts=prompts,
+        choices_each=serving.n,
+        sampling=sampling,
+        max_tokens=fields.max_tokens,
+        text=TextOptions(fields.stop_strings, fields.include_stop_str_in_output, fields.skip_special_tokens),
+        fidelity=serving.fidelity_or(front.model.fidelity_default),
+        cache_salt=serving.cache_salt,
+        echo=fields.echo,
+        stream=serving.stream,
+        include_usage=serving.stream_options.include_usage,
+        return_token_ids=serving.return_token_ids,
+    )
+
+
+@asynccontextmanager
+async def open_completion(
+    front: FrontDoor, request: CompletionRequest, caller: Caller
+) -> AsyncGenerator[OpenCompletion, None]:
+    """Admitted, tokenized, and ready to be read. Leaving it stops whatever still runs.
+
+    Raises QueueFullError, UnavailableError, RequestError before any rank is touched.
+    """
+    async with front.admitted(caller, choices=request.choices):
+        prompts = [await _prepare(front, request, prompt) for prompt in request.prompts]
+        streams: list[AsyncGenerator[TextDelta | TextEnd, None]] = []
+        for prompt in prompts:
+            streams += await _choices_of(front, request, prompt, caller)
+        async with aclosing(merge(streams)) as events:
+            yield OpenCompletion(prompts, events)
+
+
+async def _prepare(front: FrontDoor, request: CompletionRequest, prompt: Prompt) -> PreparedPrompt:
+    ids = await front.language.prompt_ids(prompt)
+    front.check_length(len(ids), request.max_tokens)
+    echo = ""
+    if request.echo:
+        is_text = isinstance(prompt, TextPrompt)
+        echo = prompt.text if is_text else await front.language.text_of(ids, skip_special_tokens=True)
+    return PreparedPrompt(ids, echo)
+
+
+async def _choices_of(
+    front: FrontDoor, request: CompletionRequest, prompt: PreparedPrompt, caller: Caller
+) -> list[AsyncGenerator[TextDelta | TextEnd, None]]:
+    if request.max_tokens == 0:
+        front.check_fidelity(request.fidelity)
+        return [_nothing(len(prompt.ids)) for _ in range(request.choices_each)]
+    jobs = await front.jobs(
+        caller,
+        prompt.ids,
+        request.sampling,
+        fidelity=request.fidelity,
+        cache_salt=request.cache_salt,
+        choices=request.choices_each,
+    )
+    return [stream_text(front, job, caller, request.text) for job in jobs]
+
+
+async def _nothing(prompt_tokens: int) -> AsyncGenerator[TextDelta | TextEnd, None]:
+    """The completion of `max_tokens` 0: legal, empty, and no work for a rank."""
+    yield TextEnd(FinishReason.LENGTH, None, prompt_tokens, cached_tokens=0, completion_tokens=0, route=None)

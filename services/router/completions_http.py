@@ -1,0 +1,153 @@
+"""`/v1/completions` over HTTP: the same choices as one JSON object, or as server-sent events."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from whalepod.engine.interface import SampledToken
+
+from .completions import CompletionRequest, OpenCompletion, PreparedPrompt, open_completion
+from .front_door import Caller, FrontDoor
+from .http_stream import DONE_FRAME, data_frame
+from .language import Language
+from .request_record import RequestRecord
+from .text_choice import TextDelta, TextEnd
+from .usage import Usage, total_usage
+
+
+@dataclass(frozen=True, slots=True)
+class ResponseHead:
+    """What every chunk of an answer repeats. `created` in Unix seconds."""
+
+    id: str
+    created: int
+    model: str
+
+    def completion(self, choices: list[dict[str, Any]], **more: object) -> dict[str, Any]:
+        head = {"id": self.id, "object": "text_completion", "created": self.created, "model": self.model}
+        return {**head, "choices": choices, **more}
+
+
+async def completion_answer(
+    front: FrontDoor, request: CompletionRequest, caller: Caller, head: ResponseHead, record: RequestRecord
+) -> dict[str, Any]:
+    """All choices when all are done. Raises ServingError."""
+    async with open_completion(front, request, caller) as opened:
+        choices = [
+            _ChoiceJson(front.language, request, _prompt_of(opened, request, index)) for index in range(request.choices)
+        ]
+        parts: list[list[dict[str, Any]]] = [[] for _ in choices]
+        ends: dict[int, TextEnd] = {}
+        async for index, event in opened.events:
+            if isinstance(event, TextEnd):
+                ends[index] = event
+            else:
+                parts[index].append(choices[index].delta(event))
+        usage = _total(ends, request)
+        record.note_result(usage, ends[0].route)
+        whole = [{"index": index} | choices[index].whole(parts[index], ends[index]) for index in range(request.choices)]
+        return head.completion(whole, usage=usage.to_json())
+
+
+async def completion_frames(
+    front: FrontDoor, request: CompletionRequest, caller: Caller, head: ResponseHead, record: RequestRecord
+) -> AsyncGenerator[bytes, None]:
+    """Server-sent events up to `[DONE]`. Raises ServingError; what was yielded before stands."""
+    nothing_yet: dict[str, Any] = {"usage": None} if request.include_usage else {}
+    async with open_completion(front, request, caller) as opened:
+        choices = [
+            _ChoiceJson(front.language, request, _prompt_of(opened, request, index)) for index in range(request.choices)
+        ]
+        ends: dict[int, TextEnd] = {}
+        async for index, event in opened.events:
+            if isinstance(event, TextEnd):
+                ends[index] = event
+                choice = choices[index].end(event)
+            elif (choice := choices[index].delta(event))["text"] == "" and not choices[index].speaks(event):
+                continue
+            yield data_frame(head.completion([{"index": index} | choice], **nothing_yet))
+        usage = _total(ends, request)
+        record.note_result(usage, ends[0].route)
+    if request.include_usage:
+        yield data_frame(head.completion([], usage=usage.to_json()))
+    yield DONE_FRAME
+
+
+@dataclass(slots=True)
+class _ChoiceJson:
+    """One choice's JSON, chunk by chunk. The first chunk carries the echo and the prompt's ids."""
+
+    language: Language
+    request: CompletionRequest
+    prompt: PreparedPrompt
+    _begun: bool = field(default=False, init=False)
+    _offset: int = field(default=0, init=False)
+
+    def __post_init__(self) -> None:
+        self._offset = len(self.prompt.echo)
+
+    def speaks(self, delta: TextDelta) -> bool:
+        """Whether a delta without text has something to say."""
+        return bool(delta.tokens) and (self.request.return_token_ids or self.request.sampling.logprobs is not None)
+
+    def delta(self, delta: TextDelta) -> dict[str, Any]:
+        return self._chunk(delta.text, delta.tokens) | {"finish_reason": None, "stop_reason": None}
+
+    def end(self, end: TextEnd) -> dict[str, Any]:
+        return self._chunk("", ()) | {"finish_reason": end.reason.value, "stop_reason": end.stop_reason}
+
+    def whole(self, parts: Sequence[dict[str, Any]], end: TextEnd) -> dict[str, Any]:
+        """The chunks `parts` and the end as one choice."""
+        chunks = [*parts, self.end(end)]
+        choice = chunks[-1] | {"text": "".join(chunk["text"] for chunk in chunks)}
+        logprobs = [chunk["logprobs"] for chunk in chunks if chunk["logprobs"] is not None]
+        if logprobs:
+            choice["logprobs"] = {key: [item for part in logprobs for item in part[key]] for key in logprobs[0]}
+        if self.request.return_token_ids:
+            choice["token_ids"] = [token_id for chunk in chunks for token_id in chunk["token_ids"]]
+            choice["prompt_token_ids"] = list(self.prompt.ids)
+        return choice
+
+    def _chunk(self, text: str, tokens: Sequence[SampledToken]) -> dict[str, Any]:
+        first, self._begun = not self._begun, True
+        chunk: dict[str, Any] = {"text": self.prompt.echo + text if first else text, "logprobs": None}
+        if self.request.sampling.logprobs is not None and tokens:
+            chunk["logprobs"] = self._logprobs(tokens)
+        if self.request.return_token_ids:
+            chunk["token_ids"] = [token.id for token in tokens]
+            if first:
+                chunk["prompt_token_ids"] = list(self.prompt.ids)
+        return chunk
+
+    def _logprobs(self, tokens: Sequence[SampledToken]) -> dict[str, list[Any]]:
+        texts = [self.language.token_text(token.id) for token in tokens]
+        offsets: list[int] = []
+        for text in texts:
+            offsets.append(self._offset)
+            self._offset += len(text)
+        return {
+            "tokens": texts,
+            "token_logprobs": [token.logprob for token in tokens],
+            "top_logprobs": [self._top(token) for token in tokens],
+            "text_offset": offsets,
+        }
+
+    def _top(self, token: SampledToken) -> dict[str, float | None]:
+        """The best alternatives by text, and always the token itself."""
+        top: dict[str, float | None] = {self.language.token_text(token.id): token.logprob}
+        for token_id, logprob in zip(token.top_ids, token.top_logprobs, strict=True):
+            top.setdefault(self.language.token_text(token_id), logprob)
+        return top
+
+
+def _prompt_of(opened: OpenCompletion, request: CompletionRequest, index: int) -> PreparedPrompt:
+    return opened.prompts[index // request.choices_each]
+
+
+def _total(ends: dict[int, TextEnd], request: CompletionRequest) -> Usage:
+    return total_usage(
+        (index // request.choices_each, Usage(end.prompt_tokens, end.cached_tokens, end.completion_tokens))
+        for index, end in sorted(ends.items())
+    )

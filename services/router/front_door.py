@@ -1,0 +1,209 @@
+"""What the HTTP and the gRPC front share: the served model, limits, jobs, and the stream of a job's tokens.
+
+body ─▶ prompt ids ─▶ FrontDoor.jobs (lengths, block hashes, lookup) ─▶ admission ─▶ FrontDoor.run ─▶ tokens
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import AbstractAsyncContextManager, aclosing
+from dataclasses import dataclass, replace
+from hashlib import sha256
+
+from whalepod.core.block_keys import BlockHash, chain_root, derive_block_hashes
+from whalepod.core.clock import SYSTEM_CLOCK, Clock, Deadline
+from whalepod.core.credentials import ClusterSecret
+from whalepod.core.errors import ContextLengthError, InvalidFieldError, ModelNotFoundError, UnavailableError
+from whalepod.core.ids import mint_request_id
+from whalepod.engine.interface import Fidelity
+from whalepod.engine.sampling_params import SamplingParams
+
+from .admission import Admission
+from .dispatch import Dispatcher
+from .job import Burst, Job, Progress
+from .language import Language
+from .prefix_lookup import PrefixLookup
+from .rank_table import RankTable
+from .router_metrics import (
+    ACTUAL_HIT_TOKENS,
+    CACHED_TOKENS,
+    COMPLETION_TOKENS,
+    FIRST_TOKEN_SECONDS,
+    INTER_TOKEN_SECONDS,
+    PREDICTED_HIT_TOKENS,
+    PROMPT_TOKENS,
+)
+from .tenancy import Principal, sharing_salt
+
+HASH_INLINE_TOKENS_MAX = 16_384
+"""Shorter prompts are hashed on the event loop: a few hundred microseconds."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServedModel:
+    """What this router serves, and with which defaults."""
+
+    name: str
+    context_tokens_max: int
+    """The model's, or what the operator allows of it. A pool's ranks may hold less."""
+    block_tokens: int
+    fidelity_default: Fidelity = Fidelity.FAST
+    fidelities: tuple[Fidelity, ...] = (Fidelity.FAST, Fidelity.EXACT)
+    request_timeout_s: float = 600.0
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """Who asks, and when the request came in (monotonic seconds)."""
+
+    principal: Principal
+    arrived_s: float
+    deadline: Deadline
+    traceparent: str = ""
+
+
+class FrontDoor:
+    """For one event loop."""
+
+    def __init__(
+        self,
+        model: ServedModel,
+        *,
+        language: Language,
+        table: RankTable,
+        dispatcher: Dispatcher,
+        admission: Admission,
+        lookup: PrefixLookup,
+        secret: ClusterSecret,
+        clock: Clock = SYSTEM_CLOCK,
+    ) -> None:
+        self.model = model
+        self.language = language
+        self.table = table
+        self.admission = admission
+        self.lookup = lookup
+        self.clock = clock
+        self._dispatcher = dispatcher
+        self._secret = secret
+
+    @property
+    def context_tokens_max(self) -> int:
+        """Longest prompt plus answer that some decode rank can hold now."""
+        held = [rank.context_tokens_max for rank in self.table.decode_ranks()]
+        return min(self.model.context_tokens_max, max(held, default=self.model.context_tokens_max))
+
+    def caller(self, principal: Principal, *, timeout_s: float | None = None, traceparent: str = "") -> Caller:
+        """A caller whose request arrives now. A client's own deadline only ever shortens ours."""
+        limit_s = self.model.request_timeout_s
+        deadline = Deadline.after(limit_s if timeout_s is None else min(limit_s, timeout_s), self.clock)
+        return Caller(principal, self.clock.monotonic_s(), deadline, traceparent)
+
+    def check_model(self, name: str | None) -> None:
+        """Raises ModelNotFoundError unless `name` is unset or the served model's."""
+        if name and name != self.model.name:
+            raise ModelNotFoundError(name, self.model.name)
+
+    def check_fidelity(self, fidelity: Fidelity) -> None:
+        """Raises InvalidFieldError if this cluster does not offer it."""
+        if fidelity not in self.model.fidelities:
+            allowed = ", ".join(offered.value for offered in self.model.fidelities)
+            raise InvalidFieldError("fidelity", f"fidelity must be one of {allowed}, not {fidelity.value}")
+
+    def check_length(self, prompt_tokens: int, max_tokens: int, *, field: str = "prompt") -> None:
+        """Raises ContextLengthError if prompt and answer do not fit, or no room is left for one token."""
+        needed = prompt_tokens + max(1, max_tokens)
+        if needed > self.context_tokens_max:
+            raise ContextLengthError(tokens=needed, tokens_max=self.context_tokens_max, field=field)
+
+    def admitted(self, caller: Caller, *, choices: int) -> AbstractAsyncContextManager[None]:
+        return self.admission.admitted(weight=choices, deadline=caller.deadline)
+
+    async def jobs(
+        self,
+        caller: Caller,
+        prompt_ids: Sequence[int],
+        sampling: SamplingParams,
+        *,
+        fidelity: Fidelity,
+        cache_salt: str | None = None,
+        choices: int = 1,
+        field: str = "prompt",
+    ) -> list[Job]:
+        """One job for each choice. The prompt is hashed and looked up once.
+
+        Raises ContextLengthError and InvalidFieldError before any rank is touched, UnavailableError if there is none.
+        """
+        assert sampling.max_tokens is not None
+        self.check_fidelity(fidelity)
+        self.check_length(len(prompt_ids), sampling.max_tokens, field=field)
+        salt = sharing_salt(self._secret, caller.principal, cache_salt)
+        namespace = self._namespace_or_raise()
+        root = chain_root(namespace, salt=salt)
+        hashes = await self._block_hashes(prompt_ids, root)
+        stored_blocks = await self.lookup.stored_blocks(hashes, root=root, namespace=namespace)
+        job = Job(
+            request_id=mint_request_id(),
+            model=self.model.name,
+            tenant=caller.principal.tenant,
+            salt=salt,
+            prompt_ids=prompt_ids,
+            block_hashes=hashes,
+            sampling=sampling,
+            fidelity=fidelity,
+            deadline=caller.deadline,
+            # The last token is always computed, so it is never a hit.
+            stored_tokens=min(stored_blocks * self.model.block_tokens, len(prompt_ids) - 1),
+            traceparent=caller.traceparent,
+        )
+        return [branch(job, index) for index in range(choices)]
+
+    async def run(self, job: Job, caller: Caller) -> AsyncGenerator[Progress, None]:
+        """What `Dispatcher.generate` yields, measured."""
+        last_s: float | None = None
+        async with aclosing(self._dispatcher.generate(job)) as progress:
+            async for item in progress:
+                if isinstance(item, Burst) and item.tokens:
+                    now_s = self.clock.monotonic_s()
+                    if last_s is None:
+                        _count_first_token(job, item, now_s - caller.arrived_s)
+                    else:
+                        _count_gaps(now_s - last_s, tokens=len(item.tokens))
+                    last_s = now_s
+                    COMPLETION_TOKENS.inc(len(item.tokens))
+                yield item
+
+    def _namespace_or_raise(self) -> bytes:
+        """All usable ranks agree on it: the directory refuses the others."""
+        for rank in self.table.ranks.values():
+            return rank.namespace
+        raise UnavailableError("no rank is there to serve this request")
+
+    async def _block_hashes(self, prompt_ids: Sequence[int], root: BlockHash) -> list[BlockHash]:
+        def derive() -> list[BlockHash]:
+            return derive_block_hashes(prompt_ids, root=root, block_tokens=self.model.block_tokens)
+
+        return derive() if len(prompt_ids) <= HASH_INLINE_TOKENS_MAX else await self.language.run(derive)
+
+
+def branch(job: Job, index: int) -> Job:
+    """Choice `index` of `n`: a request of its own, whose noise is a function of the seed and the index."""
+    seed = job.sampling.seed
+    if index == 0:
+        return job
+    if seed is not None:
+        digest = sha256(b"whalepod branch" + seed.to_bytes(8, "little", signed=True) + index.to_bytes(4, "little"))
+        seed = int.from_bytes(digest.digest()[:8], "little", signed=True)
+    return replace(job, request_id=mint_request_id(), sampling=replace(job.sampling, seed=seed))
+
+
+def _count_first_token(job: Job, burst: Burst, seconds: float) -> None:
+    FIRST_TOKEN_SECONDS.observe(seconds)
+    PROMPT_TOKENS.inc(len(job.prompt_ids))
+    CACHED_TOKENS.inc(burst.cached_tokens)
+    PREDICTED_HIT_TOKENS.inc(job.stored_tokens)
+    ACTUAL_HIT_TOKENS.inc(burst.cached_tokens)
+
+
+def _count_gaps(seconds: float, *, tokens: int) -> None:
+    for _ in range(tokens):
+        INTER_TOKEN_SECONDS.observe(seconds / tokens)

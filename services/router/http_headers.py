@@ -1,0 +1,36 @@
+"""Header names as users write them, and the id that a request is known by outside."""
+
+from __future__ import annotations
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from whalepod.core.ids import mint_request_id
+
+REQUEST_ID_HEADER = "x-request-id"
+REQUEST_ID_BYTES_MAX = 256
+
+
+class HeaderMiddleware:
+    """Takes `_` in a header's name for `-`, gives a request without an id one, and echoes the id in the answer.
+
+    The id is the client's word: it is never a key of anything inside.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        headers = {name.lower().replace(b"_", b"-"): value for name, value in scope["headers"]}
+        key = REQUEST_ID_HEADER.encode()
+        request_id = headers.get(key, b"")[:REQUEST_ID_BYTES_MAX] or mint_request_id().hex().encode()
+        headers[key] = request_id
+
+        async def send_with_id(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                message["headers"] = [*message.get("headers", ()), (key, request_id)]
+            await send(message)
+
+        await self._app({**scope, "headers": list(headers.items())}, receive, send_with_id)

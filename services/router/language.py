@@ -1,0 +1,72 @@
+"""Text to tokens and back, for one event loop: what is long is done by worker threads, which release the lock."""
+
+from __future__ import annotations
+
+import asyncio
+from array import array
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
+
+from whalepod.model.config import ModelConfig
+from whalepod.model.detokenizer import Detokenizer
+from whalepod.model.prompt import ChatPrompt, PromptEncoder
+from whalepod.model.tokenizer import Tokenizer
+
+from .prompts import Prompt, TextPrompt
+from .router_metrics import TOKENIZE_SECONDS
+
+INLINE_CHARS_MAX = 4096
+"""Shorter texts are encoded on the event loop: that takes less than handing them to a thread."""
+
+WORKERS = 2
+
+T = TypeVar("T")
+
+
+class Language:
+    """The tokenizer and prompt encoder of the served model."""
+
+    def __init__(self, tokenizer: Tokenizer, config: ModelConfig, *, served_name: str) -> None:
+        """Raises CheckpointError if the tokenizer cannot encode the chat format."""
+        self.tokenizer = tokenizer
+        self.vocab_size = config.vocab_size
+        self.bos_token_id = config.bos_token_id
+        self.eos_token_id = config.eos_token_id
+        self._encoder = PromptEncoder(tokenizer, config, served_names=[served_name])
+        self._workers = ThreadPoolExecutor(WORKERS, thread_name_prefix="tokenize")
+
+    async def prompt_ids(self, prompt: Prompt) -> Sequence[int]:
+        """Ids of a completion's prompt; a text gets a begin-of-sequence token. Raises InvalidFieldError."""
+        if not isinstance(prompt, TextPrompt):
+            return prompt.ids
+        text = prompt.text
+        return await self._run(lambda: array("I", self._encoder.completion(text)), chars=len(text))
+
+    async def chat_prompt(self, body: Mapping[str, Any], *, context_tokens: int, chars: int) -> ChatPrompt:
+        """Renders and encodes a conversation of about `chars` characters. Raises what `PromptEncoder.chat` does."""
+        return await self._run(lambda: self._encoder.chat(body, context_tokens=context_tokens), chars=chars)
+
+    async def text_of(self, ids: Sequence[int], *, skip_special_tokens: bool) -> str:
+        """The text that ids stand for. Bytes that are no UTF-8 become U+FFFD."""
+
+        def decode() -> str:
+            detokenizer = Detokenizer(self.tokenizer, skip_special_tokens=skip_special_tokens)
+            return detokenizer.push(ids) + detokenizer.finish()
+
+        return await self._run(decode, chars=len(ids))
+
+    async def run(self, work: Callable[[], T]) -> T:
+        """Other CPU work that is too long for the event loop."""
+        return await asyncio.get_running_loop().run_in_executor(self._workers, work)
+
+    def token_text(self, token_id: int) -> str:
+        """One token by itself, as log-probabilities name it."""
+        return self.tokenizer.token_bytes(token_id).decode("utf-8", "replace")
+
+    def close(self) -> None:
+        self._workers.shutdown(wait=False, cancel_futures=True)
+
+    async def _run(self, work: Callable[[], T], *, chars: int) -> T:
+        with TOKENIZE_SECONDS.time():
+            return work() if chars <= INLINE_CHARS_MAX else await self.run(work)

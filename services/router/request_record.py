@@ -1,0 +1,87 @@
+"""What is written about a request when it has ended: one log line, one count. Never a word of its text."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from typing import TypeVar
+
+from whalepod.cluster.error_codes import kind_of_error
+from whalepod.core.clock import Clock
+from whalepod.core.errors import ServingError
+
+from .admission import QueueFullError
+from .job import Route
+from .router_metrics import REQUEST_SECONDS, REQUESTS
+from .usage import Usage
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+OK = "ok"
+CLIENT_GONE = "cancelled"
+INTERNAL = "internal"
+
+
+class RequestRecord:
+    """Ends once: the first outcome counts."""
+
+    def __init__(self, endpoint: str, request_id: str, *, clock: Clock) -> None:
+        """`request_id` is the client's, or ours where it gave none: it is what both sides will search for."""
+        self.endpoint = endpoint
+        self.request_id = request_id
+        self._clock = clock
+        self._started_s = clock.monotonic_s()
+        self._usage = Usage()
+        self._route: Route | None = None
+        self._ended = False
+
+    def note_result(self, usage: Usage, route: Route | None) -> None:
+        self._usage = usage
+        self._route = route
+
+    def end(self, outcome: str) -> None:
+        if self._ended:
+            return
+        self._ended = True
+        seconds = self._clock.monotonic_s() - self._started_s
+        REQUESTS.labels(self.endpoint, outcome).inc()
+        REQUEST_SECONDS.labels(self.endpoint).observe(seconds)
+        fields: dict[str, object] = {
+            "request": self.request_id,
+            "endpoint": self.endpoint,
+            "outcome": outcome,
+            "seconds": round(seconds, 4),
+            "prompt_tokens": self._usage.prompt_tokens,
+            "cached_tokens": self._usage.cached_tokens,
+            "completion_tokens": self._usage.completion_tokens,
+        }
+        if self._route is not None:
+            fields |= {
+                "decode": self._route.decode_rank,
+                "prefill": self._route.prefill_rank or "",
+                "attempts": self._route.attempts,
+            }
+        log.info("request", extra=fields)
+
+    def end_with_error(self, error: ServingError) -> None:
+        self.end("queue_full" if isinstance(error, QueueFullError) else kind_of_error(error))
+
+
+async def recorded(items: AsyncGenerator[T, None], record: RequestRecord) -> AsyncGenerator[T, None]:
+    """`items`, with the record ended as they end: well, with an error, or because the reader went away."""
+    try:
+        async with aclosing(items):
+            async for item in items:
+                yield item
+        record.end(OK)
+    except ServingError as error:
+        record.end_with_error(error)
+        raise
+    except Exception:
+        record.end(INTERNAL)
+        raise
+    finally:
+        record.end(CLIENT_GONE)

@@ -1,0 +1,109 @@
+"""One choice of a completion: a job's tokens as text, cut at stop strings.
+
+The text of all deltas together is the same however the tokens were bundled, so a streamed answer equals the other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
+
+from whalepod.engine.interface import FinishReason, SampledToken
+from whalepod.engine.sampling_params import SamplingParams
+from whalepod.model.detokenizer import Detokenizer
+
+from .front_door import Caller, FrontDoor
+from .job import Ending, Job, Progress, Route
+
+
+@dataclass(frozen=True, slots=True)
+class TextOptions:
+    stop: tuple[str, ...] = ()
+    include_stop: bool = False
+    skip_special_tokens: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class TextDelta:
+    """What one step added. `text` may be empty, or hold text of earlier tokens that had to wait."""
+
+    text: str
+    tokens: tuple[SampledToken, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TextEnd:
+    """`reason` is STOP or LENGTH; `stop_reason` the stop string or stop id that matched."""
+
+    reason: FinishReason
+    stop_reason: str | int | None
+    prompt_tokens: int
+    cached_tokens: int
+    completion_tokens: int
+    route: Route | None
+
+
+async def stream_text(
+    front: FrontDoor, job: Job, caller: Caller, options: TextOptions
+) -> AsyncGenerator[TextDelta | TextEnd, None]:
+    """Deltas, then one end. A stop string stops the ranks at once. Raises what `Dispatcher.generate` raises."""
+    text = Detokenizer(
+        front.language.tokenizer,
+        stop=options.stop,
+        include_stop=options.include_stop,
+        skip_special_tokens=options.skip_special_tokens,
+    )
+    enders = silent_enders(job.sampling, eos_token_id=front.language.eos_token_id, include_stop=options.include_stop)
+    count = 0
+    delta = TextDelta("", ())
+    item: Progress | None = None
+    async with aclosing(front.run(job, caller)) as progress:
+        async for item in progress:
+            if isinstance(item, Ending):
+                delta = TextDelta(text.finish(), ())
+                break
+            new_text, taken = _push(text, item.tokens, enders)
+            delta = TextDelta(new_text, item.tokens[:taken])
+            count += taken
+            if text.stop_matched is not None:
+                break
+            yield delta
+    # The ranks have been told; only now is a client, who may be slow, given the last of it.
+    assert item is not None, "a job yields at least its ending"
+    if delta.text or delta.tokens:
+        yield delta
+    yield _end(job, item, text.stop_matched, completion_tokens=count)
+
+
+def silent_enders(sampling: SamplingParams, *, eos_token_id: int, include_stop: bool) -> frozenset[int]:
+    """Ids that end a request where they appear and are no part of its text."""
+    stop_ids = frozenset[int]() if include_stop else frozenset(sampling.stop_token_ids)
+    return stop_ids if sampling.ignore_eos else stop_ids | {eos_token_id}
+
+
+def _push(text: Detokenizer, tokens: Sequence[SampledToken], enders: frozenset[int]) -> tuple[str, int]:
+    """New text, and how many of the tokens came before or completed a stop string."""
+    pieces: list[str] = []
+    for index, token in enumerate(tokens):
+        if token.id not in enders:
+            pieces.append(text.push((token.id,)))
+        if text.stop_matched is not None:
+            return "".join(pieces), index + 1
+    return "".join(pieces), len(tokens)
+
+
+def _end(job: Job, last: Progress, stop_matched: str | None, *, completion_tokens: int) -> TextEnd:
+    """A stop string wins over whatever the engine stopped for in the same step."""
+    reason, stop_reason = FinishReason.STOP, stop_matched
+    if stop_matched is None:
+        assert isinstance(last, Ending), "without a stop string only an ending ends a job"
+        reason, stop_reason = last.reason, last.matched_stop_id
+    return TextEnd(
+        reason=reason,
+        stop_reason=stop_reason,
+        prompt_tokens=len(job.prompt_ids),
+        cached_tokens=last.cached_tokens,
+        completion_tokens=completion_tokens,
+        route=last.route,
+    )
