@@ -15,7 +15,7 @@ from pathlib import Path
 from whalepod.cluster.janitor import Janitor
 janitor = Janitor(Path(sys.argv[1]))
 ignoring = "SIG_IGN" if sys.argv[2] == "die" else "SIG_DFL"
-stubborn = f"import signal, time; signal.signal(signal.SIGTERM, signal.{ignoring}); print(1, flush=True); time.sleep(600)"
+stubborn = f"import signal, time; signal.signal(signal.SIGTERM, signal.{ignoring}); time.sleep(600)"
 child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
 middle = subprocess.Popen(
     [sys.executable, "-c", f"import subprocess, sys, time; p = subprocess.Popen([sys.executable, '-c', {stubborn!r}]);"
