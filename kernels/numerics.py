@@ -1,7 +1,8 @@
 """What the reference kernels share: the dtype they calculate in, and tiles of rows.
 
 A row's bits must not depend on which rows come with it. Library matrix products choose their algorithm by shape, so
-the reference kernels only ever call them with one fixed number of rows, padded with zeros.
+the reference kernels only ever call them with one fixed number of rows. Rows are padded with zeros where they do not
+fill whole tiles; a caller whose rows do saves the copy.
 """
 
 from __future__ import annotations
@@ -12,10 +13,22 @@ from torch import Tensor
 ROW_TILE = 8
 """Rows of every matrix product. Larger tiles are faster for long chunks, smaller ones for single decode rows."""
 
+_WIDE = (torch.float32, torch.float64)
 
-def compute_dtype(x: Tensor) -> torch.dtype:
-    """float32 for everything up to float32, float64 for float64: where statistics, sums and softmax happen."""
-    return torch.promote_types(x.dtype, torch.float32)
+
+def widen(x: Tensor) -> Tensor:
+    """x in the dtype that statistics, sums and softmax are calculated in: float32, or float64 if x is."""
+    return x if x.dtype in _WIDE else x.to(torch.float32)
+
+
+def narrow(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """x rounded to `dtype`; no call into torch if it is of that dtype."""
+    return x if x.dtype is dtype else x.to(dtype)
+
+
+def wide_dtype(dtype: torch.dtype) -> torch.dtype:
+    """The dtype that `widen` gives."""
+    return dtype if dtype in _WIDE else torch.float32
 
 
 def pad_rows(x: Tensor, multiple: int = ROW_TILE) -> Tensor:

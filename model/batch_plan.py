@@ -15,6 +15,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from whalepod.kernels.numerics import ROW_TILE
+
 from .batch import Segment
 from .caches import Caches
 from .config import ModelConfig
@@ -24,36 +26,54 @@ Ints = NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """Some consecutive rows of each segment, one segment after the other."""
+    """Some consecutive rows of each segment, one segment after the other, as layers compute them.
+
+    They are padded to whole tiles of the kernels by repeating the last row, whose copies compute what it computes and
+    are never written to a cache.
+    """
 
     starts: Ints
     """Position of each segment's first row."""
     ends: Ints
     """Position after its last row; not below `starts`."""
+    count: int
+    """Rows without padding."""
+    offsets: Ints
+    """Number of rows before each segment's."""
+    segments: Ints
+    """[padded rows] segment of each row."""
+    positions: Ints
+    """[padded rows]"""
 
-    @property
-    def counts(self) -> Ints:
-        return self.ends - self.starts
-
-    @property
-    def offsets(self) -> Ints:
-        """Number of rows before each segment's."""
-        return np.cumsum(self.counts) - self.counts
-
-    @property
-    def segments(self) -> Ints:
-        """Segment of each row."""
-        return np.repeat(np.arange(len(self.starts)), self.counts)
-
-    @property
-    def positions(self) -> Ints:
-        """Position of each row."""
-        return np.arange(int(self.counts.sum())) + np.repeat(self.starts - self.offsets, self.counts)
+    @classmethod
+    def between(cls, starts: Ints, ends: Ints) -> Self:
+        segments, positions = _runs(starts, ends)
+        return cls(
+            starts=starts,
+            ends=ends,
+            count=len(positions),
+            offsets=np.cumsum(ends - starts) - (ends - starts),
+            segments=pad(segments),
+            positions=pad(positions),
+        )
 
     def slices(self) -> list[slice]:
-        """Each segment's rows."""
-        bounds = np.concatenate(([0], np.cumsum(self.counts))).tolist()
+        """Each segment's rows; the last segment's with the padding."""
+        bounds = [*self.offsets.tolist(), len(self.positions)]
         return [slice(start, end) for start, end in zip(bounds[:-1], bounds[1:], strict=True)]
+
+
+def pad(rows: Ints) -> Ints:
+    """[rows] with the last one repeated up to whole tiles."""
+    missing = -len(rows) % ROW_TILE
+    return np.pad(rows, (0, missing), mode="edge") if missing else rows
+
+
+def _runs(starts: Ints, ends: Ints) -> tuple[Ints, Ints]:
+    """Which run each number of the runs starts[i] … ends[i] - 1 belongs to, and the numbers, run by run."""
+    counts = ends - starts
+    runs = np.repeat(np.arange(len(starts)), counts)
+    return runs, np.arange(len(runs)) + (starts - (np.cumsum(counts) - counts))[runs]
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,13 +103,12 @@ class WindowPlan:
         index = keys + np.where(keys >= own[segments, None], own_base[segments, None], previous_base[segments, None])
         index[keys < lows[segments, None]] = 0
         previous = own[:, None] + np.arange(-before, 0)
-        positions, writer_segments = writers.positions, writers.segments
-        kept = np.flatnonzero(positions >= writers.ends[writer_segments] - ring_rows)
+        kept, write_slots = _ring_writes(writers, slots, ring_rows)
         return cls(
             previous=_tensor(slots[:, None] * ring_rows + previous % ring_rows).flatten(),
             index=_tensor(index),
             write_rows=_tensor(kept),
-            write_slots=_tensor(slots[writer_segments[kept]] * ring_rows + positions[kept] % ring_rows),
+            write_slots=_tensor(write_slots),
         )
 
 
@@ -120,22 +139,20 @@ class EntryPlan:
         """An entry is written if its last token is among `rows` and not below its segment's `write_starts`."""
         before = ratio - 1
         first = np.maximum(rows.starts // ratio, write_starts // ratio)
-        entries = Rows(first, np.maximum(rows.ends // ratio, first))
-        segments, numbers = entries.segments, entries.positions
+        segments, numbers = _runs(first, np.maximum(rows.ends // ratio, first))
         tokens = numbers[:, None] * ratio + np.arange(ratio)
         previous_base = np.arange(len(rows.starts)) * before - (rows.starts - before)
         own_base = len(rows.starts) * before + rows.offsets - rows.starts
         own = tokens >= rows.starts[segments, None]
         previous = rows.starts[:, None] + np.arange(-before, 0)
-        positions, row_segments = rows.positions, rows.segments
-        kept = np.flatnonzero(positions >= rows.ends[row_segments] - ring_rows)
+        kept, write_slots = _ring_writes(rows, slots, ring_rows)
         return cls(
             members=_tensor(tokens + np.where(own, own_base[segments, None], previous_base[segments, None])),
             positions=_tensor(numbers * ratio),
             destinations=_tensor(pool_rows(tables, segments, numbers, entries_per_block=block_tokens // ratio)),
             previous=_tensor(slots[:, None] * ring_rows + previous % ring_rows).flatten(),
             write_rows=_tensor(kept),
-            write_slots=_tensor(slots[row_segments[kept]] * ring_rows + positions[kept] % ring_rows),
+            write_slots=_tensor(write_slots),
         )
 
 
@@ -146,9 +163,9 @@ class BatchPlan:
     every: Rows
     kept: Rows
     kept_index: Tensor | None
-    """Which of all rows are kept; None: all."""
+    """[padded kept rows] which of all rows they are; None: all."""
     token_ids: Tensor
-    """[rows] int64, of all rows."""
+    """[padded rows] int64, of all rows."""
     tables: Tensor
     """[segments, blocks] int64, short tables padded with 0."""
     lower_window: WindowPlan
@@ -167,7 +184,7 @@ class BatchPlan:
         starts, ends = _ints(s.start for s in segments), _ints(s.end for s in segments)
         floors, window_starts = _ints(s.floor for s in segments), _ints(s.window_start for s in segments)
         slots = _ints(s.slot for s in segments)
-        every, kept = Rows(starts, ends), Rows(np.clip(floors, starts, ends), ends)
+        every, kept = Rows.between(starts, ends), Rows.between(np.clip(floors, starts, ends), ends)
         sizes = {"window": config.window, "ring_rows": caches.ring_rows}
         lower = WindowPlan.build(every, every, window_starts, slots, **sizes)
         trimmed = bool((kept.starts > starts).any())
@@ -176,8 +193,8 @@ class BatchPlan:
         return cls(
             every=every,
             kept=kept,
-            kept_index=_tensor(np.flatnonzero(every.positions >= kept.starts[every.segments])) if trimmed else None,
-            token_ids=torch.tensor([token for s in segments for token in s.token_ids], dtype=torch.int64),
+            kept_index=_tensor(every.offsets[kept.segments] + kept.positions - starts[kept.segments]) if trimmed else None,
+            token_ids=_tensor(pad(_ints(token for s in segments for token in s.token_ids))),
             tables=_tensor(tables),
             lower_window=lower,
             source_window=WindowPlan.build(kept, every, window_starts, slots, **sizes) if trimmed else lower,
@@ -194,13 +211,19 @@ class BatchPlan:
                 )
                 for ratio in {config.ratio(source) for source in config.kv_source_layer_ids}
             },
-            logit_rows=_tensor(np.flatnonzero(kept.positions >= logit_starts[kept.segments])),
+            logit_rows=_tensor(np.flatnonzero((kept.positions >= logit_starts[kept.segments])[: kept.count])),
         )
 
 
 def pool_rows(tables: Any, segments: Any, entries: Any, *, entries_per_block: int) -> Any:
     """Rows of a source's pools, flat over blocks, of `entries` of sequences; arrays or tensors that broadcast."""
     return tables[segments, entries // entries_per_block] * entries_per_block + entries % entries_per_block
+
+
+def _ring_writes(rows: Rows, slots: Ints, ring_rows: int) -> tuple[Ints, Ints]:
+    """The rows that a ring keeps, the last `ring_rows` of each segment, and where, flat over slots."""
+    kept = np.flatnonzero((rows.positions >= rows.ends[rows.segments] - ring_rows)[: rows.count])
+    return kept, slots[rows.segments[kept]] * ring_rows + rows.positions[kept] % ring_rows
 
 
 def _tables(segments: Sequence[Segment], block_tokens: int) -> Ints:

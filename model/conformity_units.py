@@ -14,14 +14,14 @@ from whalepod.kernels.linear import linear
 from whalepod.kernels.mhc import split_mixes, spread_scale
 from whalepod.kernels.quantise import FP4_BLOCK16, FP8_BLOCK32, MXFP4_BLOCK32, PackedFormat
 from whalepod.kernels.rms_norm import rms_norm
-from whalepod.kernels.rope import rotary_angles, rotate
+from whalepod.kernels.rope import rotary_angles
 from whalepod.kernels.router import route
 
 from .conformity import Comparison, SetResult, Status, Vectors, compare
 from .config import RopeParameters
 from .engram import hash_rows
 from .engram_layout import engram_layouts
-from .rotary import rotary_frequencies
+from .rotary import RotaryAngles, rotary_frequencies
 from .weight_formats import decode_fp8_blocks, decode_mxfp4
 
 UNIT_TOLERANCE = 1e-5
@@ -107,10 +107,9 @@ def _check_rope(c: Comparison, vectors: Vectors) -> None:
         c.floats(f"{name} cos", cos, unit[f"{name}.cos"], tolerance=UNIT_TOLERANCE)
         c.floats(f"{name} sin", sin, unit[f"{name}.sin"], tolerance=UNIT_TOLERANCE)
     positions = torch.arange(7, 12)
-    cos, sin = rotary_angles(positions, rotary_frequencies(kinds["compressed"], torch.float32))
-    turned = rotate(unit["apply.in"], cos, sin)
+    angles = RotaryAngles.at(positions, rotary_frequencies(kinds["compressed"], torch.float32))
+    turned, back = angles.rotate(unit["apply.in"]), angles.rotate_back(unit["apply.pos7to11"])
     c.floats("rotate", turned, unit["apply.pos7to11"], tolerance=UNIT_TOLERANCE)
-    back = rotate(unit["apply.pos7to11"], cos, sin, inverse=True)
     c.floats("rotate back", back, unit["apply.inverse_of_that"], tolerance=UNIT_TOLERANCE)
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from .batch_plan import BatchPlan, Rows, WindowPlan
 from .caches import Caches
 from .config import ModelConfig
-from .rotary import RotaryAngles, angles_at
+from .rotary import RotaryAngles
 
 Recorder = Callable[[str, Tensor], None]
 """Called with a name (`layer3.out`) and a tensor that must not be changed."""
@@ -37,7 +37,7 @@ class ForwardPass:
     frequencies: Mapping[bool, Tensor]
     """Rotary frequencies [pairs] of layers with (True) and without global KV."""
     streams: Tensor
-    """[rows, S, D]: the residual streams."""
+    """[rows, S, D]: the residual streams. Rows are padded (`Rows`), here and in all that is computed from them."""
     pre: Tensor
     """[rows, S]: coefficients that collapse them for the next sublayer, predicted by the sublayer before."""
     rows: Rows
@@ -56,14 +56,15 @@ class ForwardPass:
     decoded_index_keys: dict[int, list[Tensor]] = field(default_factory=dict)
 
     def record(self, name: str, value: Tensor) -> None:
+        """Show `value` [rows, ...] to the recorder, without padding."""
         if self.recorder is not None:
-            self.recorder(name, value)
+            self.recorder(name, value[: self.rows.count])
 
     def rotary(self, *, compressed: bool) -> RotaryAngles:
         """Angles of the current rows in layers with or without global KV."""
         if compressed not in self.angles:
             positions = torch.from_numpy(self.rows.positions)
-            self.angles[compressed] = angles_at(positions, self.frequencies[compressed])
+            self.angles[compressed] = RotaryAngles.at(positions, self.frequencies[compressed])
         return self.angles[compressed]
 
     def window_plan(self, layer: int) -> WindowPlan:
@@ -81,5 +82,5 @@ class ForwardPass:
         self.streams, self.pre = self.streams[index], self.pre[index]
         self.text = None if self.text is None else self.text[index]
         self.taps = [tap[index] for tap in self.taps]
-        self.angles = {kind: angles.select(index) for kind, angles in self.angles.items()}
+        self.angles.clear()
         return x[index]

@@ -9,14 +9,14 @@ import torch
 from torch import Tensor
 
 from whalepod.kernels.compressor import pool_groups
-from whalepod.kernels.numerics import compute_dtype
+from whalepod.kernels.numerics import wide_dtype
 from whalepod.kernels.rms_norm import rms_norm
 
 from .batch_plan import EntryPlan
 from .config import ModelConfig
 from .forward_pass import ForwardPass
 from .projection import Projection, Weights
-from .rotary import angles_at
+from .rotary import RotaryAngles
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,10 +50,10 @@ class GlobalKvWriter:
     def write(self, x: Tensor, run: ForwardPass) -> None:
         """x [rows, D], the layer's normalised input. Entries whose last token is in this forward go to the caches."""
         plan, caches = run.plan.entries[self.ratio], run.caches
-        raw = self.compressor(x, out_dtype=compute_dtype(x))
+        raw = self.compressor(x, out_dtype=wide_dtype(x.dtype))
         pooled = raw[plan.members[:, 0]] if self.ratio == 1 else self._pool(raw, plan, caches.groups[self.layer])
         latent = rms_norm(pooled.to(x.dtype), self.norm, eps=self.eps)
-        angles = angles_at(plan.positions, run.frequencies[True])
+        angles = RotaryAngles.at(plan.positions, run.frequencies[True])
         entries = caches.formats.global_kv.encode(angles.rotate(latent))
         caches.global_kv[self.layer].flatten(0, 1)[plan.destinations] = entries
         keys = rms_norm(self.index_key(latent), self.index_key_norm, eps=self.eps)

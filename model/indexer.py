@@ -10,6 +10,8 @@ from torch import Tensor
 
 from whalepod.kernels.indexer import candidate_mask, index_scores, select_top
 
+from whalepod.kernels.numerics import wide_dtype
+
 from .batch_plan import pool_rows
 from .config import ModelConfig
 from .forward_pass import ForwardPass, Selection
@@ -62,7 +64,7 @@ class Indexer:
         config, ratio = self.config, self.config.ratio(self.source)
         heads, width = config.index_n_heads, config.index_head_dim
         entries = (run.rows.ends // ratio).tolist()
-        scores = torch.zeros(x.shape[0], max(entries), dtype=torch.promote_types(x.dtype, torch.float32))
+        scores = torch.zeros(x.shape[0], max(entries), dtype=wide_dtype(x.dtype))
         enough = config.index_topk
         if self.layer == config.candidate_source_layer_id:
             enough = min(enough, config.candidate_topk_blocks * config.candidate_block_size)

@@ -8,6 +8,7 @@ from typing import Self
 from torch import Tensor
 
 from whalepod.kernels.mhc import Mixes, collapse, expand, predict_mixes, spread_scale
+from whalepod.kernels.numerics import narrow, widen
 from whalepod.kernels.rms_norm import rms_norm
 
 from .attention import Attention, RowWriter
@@ -107,13 +108,15 @@ class Layer:
             run.streams = self.engram(run.streams, run.memories[self.number], run.text)
             run.record(f"{name}.engram_out", run.streams)
         if self.number in run.config.dspark_target_layer_ids:
-            run.taps.append(run.streams.mean(dim=1))
+            run.taps.append(narrow(widen(run.streams).mean(dim=1), run.streams.dtype))
         x = rms_norm(collapse(run.streams, run.pre), self.attention_norm, eps=self.eps)
         window_pool = self.writer.write(x, run)
         if self.tail is None:
             return
         if self.number == run.config.last_kv_source:
             x = run.keep(x)
+            if run.rows.count == 0:
+                return
         run.record(f"{name}.attn_in", x)
         self._attend(self.tail, x, window_pool, run)
         self._feed_forward(self.tail, run)

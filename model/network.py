@@ -14,7 +14,7 @@ from torch import Tensor
 
 from whalepod.kernels.linear import linear
 from whalepod.kernels.mhc import collapse
-from whalepod.kernels.numerics import compute_dtype
+from whalepod.kernels.numerics import ROW_TILE, wide_dtype
 from whalepod.kernels.quantise import PackedFormat
 from whalepod.kernels.rms_norm import rms_norm
 
@@ -75,7 +75,7 @@ class Network:
         assert not config.engram_layer_ids or token_map is not None, "n-gram layers need a token map"
         self._engram_tables = engram_tables
         self._token_map = token_map
-        dtype = compute_dtype(self.embed)
+        dtype = wide_dtype(self.embed.dtype)
         plain = next((layer for layer, ratio in enumerate(config.compress_ratios) if ratio == 0), None)
         self._frequencies = {
             True: rotary_frequencies(config.rope(config.last_kv_source), dtype),
@@ -117,6 +117,8 @@ class Network:
         run = self.begin(segments, caches, recorder=recorder)
         for layer in self.layers:
             layer(run)
+            if run.rows.count == 0:  # Every row lies below its floor.
+                break
         return self.logits(run)
 
     @torch.inference_mode()
@@ -124,7 +126,7 @@ class Network:
         """The state in front of layer 0: embeddings in every stream, of which the first is looked at."""
         plan = BatchPlan.build(segments, self.config, caches)
         embedded = self.embed[plan.token_ids]
-        pre = torch.zeros(len(embedded), self.config.hc_mult, dtype=compute_dtype(embedded))
+        pre = torch.zeros(len(embedded), self.config.hc_mult, dtype=wide_dtype(self.dtype))
         pre[:, 0] = 1
         run = ForwardPass(
             config=self.config,
@@ -144,7 +146,7 @@ class Network:
     @torch.inference_mode()
     def logits(self, run: ForwardPass) -> Tensor:
         """Logits of the kept rows that asked for them, after the last layer."""
-        dtype = torch.promote_types(self.dtype, torch.float32)
+        dtype = wide_dtype(self.dtype)
         if self.head is None or self.norm is None or not len(run.plan.logit_rows):
             return torch.empty(0, self.config.vocab_size, dtype=dtype)
         if run.taps:
@@ -168,6 +170,7 @@ class Network:
             return {}
         tokens = config.engram_max_ngram_size
         ids = torch.cat([look_back(s.token_ids, s.history, tokens=tokens) for s in segments])
+        ids = torch.cat((ids, ids[-1:].expand(-len(ids) % ROW_TILE, -1)))
         compressed = compress(ids, self._token_map, image_token_id=config.image_token_id)
         pad = int(self._token_map[config.engram_pad_token_id])
         return {

@@ -1,43 +1,51 @@
-"""Rotary frequencies of a kind of layer, and the angles of the rows of one forward."""
+"""Rotary frequencies of a kind of layer, and the angles of some rows."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import Self
 
 import torch
 from torch import Tensor
 
-from whalepod.kernels.rope import rotary_angles, rotate
+from whalepod.kernels.rope import rotary_angles, rotary_factors, rotate
 
 from .config import RopeParameters
 
 
-@dataclass(frozen=True, slots=True)
 class RotaryAngles:
-    """Angles of some positions, in one kind of layer."""
+    """Turns vectors at some positions, in one kind of layer."""
 
-    cos: Tensor
-    """[rows, pairs]"""
-    sin: Tensor
+    def __init__(self, cos: Tensor, sin: Tensor) -> None:
+        """cos, sin [rows, pairs]."""
+        self._cos = cos
+        self._sin = sin
+        self._factors: dict[int, tuple[Tensor, Tensor, Tensor]] = {}
+
+    @classmethod
+    def at(cls, positions: Tensor, frequencies: Tensor) -> Self:
+        """positions [rows] int64, frequencies [pairs]."""
+        return cls(*rotary_angles(positions, frequencies))
 
     def rotate(self, x: Tensor) -> Tensor:
-        """x [rows, ..., width] -> the same with its last channels turned."""
-        return rotate(x, self.cos, self.sin)
+        """x [rows, ..., width] -> the same with its last 2 · pairs channels turned."""
+        own, neighbour, _ = self._factors_for(x.shape[-1])
+        return rotate(x, own, neighbour)
 
     def rotate_back(self, x: Tensor) -> Tensor:
-        return rotate(x, self.cos, self.sin, inverse=True)
+        """Undoes `rotate`."""
+        own, _, neighbour = self._factors_for(x.shape[-1])
+        return rotate(x, own, neighbour)
 
-    def select(self, rows: Tensor) -> RotaryAngles:
-        return RotaryAngles(self.cos[rows], self.sin[rows])
-
-
-def angles_at(positions: Tensor, frequencies: Tensor) -> RotaryAngles:
-    """positions [rows] int64."""
-    return RotaryAngles(*rotary_angles(positions, frequencies))
+    def _factors_for(self, width: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Own factors, and the neighbour's forwards and backwards; every layer of a forward asks for the same."""
+        if width not in self._factors:
+            own, neighbour = rotary_factors(self._cos, self._sin, width)
+            self._factors[width] = (own, neighbour, -neighbour)
+        return self._factors[width]
 
 
 def rotary_frequencies(parameters: RopeParameters, dtype: torch.dtype) -> Tensor:
-    """[dim / 2]: theta^(-2i / dim), slow pairs divided by `factor` (`spec/model.md` §2.5)."""
+    """[dim / 2]: theta^(-2i / dim), slow pairs divided by `factor` (`RopeParameters`)."""
     pairs = torch.arange(0, parameters.dim, 2, dtype=torch.float32)
     frequencies = 1.0 / parameters.theta ** (pairs / parameters.dim)
     if parameters.factor == 1.0:

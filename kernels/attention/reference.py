@@ -5,18 +5,17 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from whalepod.kernels.numerics import ROW_TILE, compute_dtype, pad_rows
+from whalepod.kernels.numerics import ROW_TILE, narrow, pad_rows, widen
 
 
 def sink_attention(queries: Tensor, keys: Tensor, valid: Tensor, sink: Tensor, *, scale: float) -> Tensor:
-    dtype = compute_dtype(queries)
-    tiles, key_tiles = pad_rows(queries.to(dtype)), pad_rows(keys.to(dtype))
+    tiles, key_tiles = pad_rows(widen(queries)), pad_rows(widen(keys))
     weights = tiles.new_empty(*tiles.shape[:2], keys.shape[1])
     for start in range(0, tiles.shape[0], ROW_TILE):
         tile = slice(start, start + ROW_TILE)
         torch.bmm(tiles[tile], key_tiles[tile].transpose(1, 2), out=weights[tile])
-    scores = weights[: queries.shape[0]].mul_(scale).masked_fill_(~valid[:, None, :], -torch.inf)
-    sink = sink.to(dtype)[:, None]
+    scores = weights[: queries.shape[0]].mul_(scale).masked_fill_(~valid.unsqueeze(1), -torch.inf)
+    sink = sink.unsqueeze(1)
     highest = torch.maximum(scores.amax(dim=-1, keepdim=True), sink)
     scores.sub_(highest).exp_()
     denominators = scores.sum(dim=-1, keepdim=True) + torch.exp(sink - highest)
@@ -24,4 +23,4 @@ def sink_attention(queries: Tensor, keys: Tensor, valid: Tensor, sink: Tensor, *
     for start in range(0, tiles.shape[0], ROW_TILE):
         tile = slice(start, start + ROW_TILE)
         torch.bmm(weights[tile], key_tiles[tile], out=out[tile])
-    return (out[: queries.shape[0]] / denominators).to(queries.dtype)
+    return narrow(out[: queries.shape[0]].div_(denominators), queries.dtype)

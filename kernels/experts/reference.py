@@ -7,7 +7,7 @@ from torch import Tensor
 
 from whalepod.kernels.activation import swiglu
 from whalepod.kernels.linear import linear
-from whalepod.kernels.numerics import ROW_TILE, compute_dtype
+from whalepod.kernels.numerics import ROW_TILE, narrow, wide_dtype, widen
 from whalepod.kernels.quantise import PackedFormat
 
 
@@ -28,38 +28,44 @@ def routed_experts(
     limit: float,
     input_format: PackedFormat | None,
 ) -> Tensor:
-    rows, chosen = ids.shape
-    dtype = compute_dtype(x)
-    place_of_pair, tile_experts = _place_pairs(ids, gate_up.shape[0])
-    tiles = torch.zeros(len(tile_experts) * ROW_TILE, x.shape[1], dtype=dtype, device=x.device)
-    tiles[place_of_pair.flatten()] = _rounded(x, input_format).to(dtype).repeat_interleave(chosen, 0)
+    tile_experts, tile_rows, places = _place_pairs(ids.tolist())
+    tiles = widen(_rounded(x, input_format)).index_select(0, torch.tensor(tile_rows, device=x.device))
     gate, up = _tile_products(tiles, gate_up, tile_experts).chunk(2, dim=-1)
-    outputs = _tile_products(_rounded(swiglu(gate, up, limit=limit), input_format), down, tile_experts)
-    return (outputs[place_of_pair] * weights.to(dtype)[:, :, None]).sum(dim=1)
+    hidden = widen(_rounded(narrow(swiglu(gate, up, limit=limit), x.dtype), input_format))
+    outputs = _tile_products(hidden, down, tile_experts).index_select(0, torch.tensor(places, device=x.device))
+    return (outputs.view(*ids.shape, -1) * weights.to(wide_dtype(x.dtype)).unsqueeze(2)).sum(dim=1)
 
 
 def _rounded(x: Tensor, input_format: PackedFormat | None) -> Tensor:
     return x if input_format is None else input_format.round_trip(x)
 
 
-def _place_pairs(ids: Tensor, experts: int) -> tuple[Tensor, list[int]]:
-    """Where each (row, choice) pair lies among tiles of one expert each, [rows, chosen], and the tiles' experts."""
-    order = torch.sort(ids.flatten(), stable=True)
-    counts = torch.bincount(order.values, minlength=experts).tolist()
+def _place_pairs(ids: list[list[int]]) -> tuple[list[int], list[int], list[int]]:
+    """Deal (row, choice) pairs into tiles of one expert each.
+
+    Returns the expert of each tile, the row in each place of the tiles (row 0 where a tile is not full), and the place
+    of each pair, row by row.
+    """
     tile_experts: list[int] = []
-    shifts: list[int] = []  # From a pair's place among the sorted pairs to its place among the tiles.
-    pairs = 0
-    for expert, count in enumerate(counts):
-        shifts.append(len(tile_experts) * ROW_TILE - pairs)
-        tile_experts += [expert] * -(-count // ROW_TILE)
-        pairs += count
-    places = torch.arange(pairs, device=ids.device) + torch.tensor(shifts, device=ids.device)[order.values]
-    return torch.empty_like(places).index_copy_(0, order.indices, places).view(ids.shape), tile_experts
+    tile_rows: list[int] = []
+    places: list[int] = []
+    open_places: dict[int, tuple[int, int]] = {}  # Expert -> the next free place and the end of its tile.
+    for row, chosen in enumerate(ids):
+        for expert in chosen:
+            place, end = open_places.get(expert, (0, 0))
+            if place == end:
+                place, end = len(tile_rows), len(tile_rows) + ROW_TILE
+                tile_experts.append(expert)
+                tile_rows += [0] * ROW_TILE
+            tile_rows[place] = row
+            places.append(place)
+            open_places[expert] = (place + 1, end)
+    return tile_experts, tile_rows, places
 
 
 def _tile_products(tiles: Tensor, matrices: Tensor, tile_experts: list[int]) -> Tensor:
     out = tiles.new_empty(tiles.shape[0], matrices.shape[1])
     for tile, expert in enumerate(tile_experts):
         rows = slice(tile * ROW_TILE, (tile + 1) * ROW_TILE)
-        torch.mm(tiles[rows], matrices[expert].to(tiles.dtype).t(), out=out[rows])
+        torch.mm(tiles[rows], widen(matrices[expert]).t(), out=out[rows])
     return out

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from whalepod.kernels.numerics import compute_dtype, pad_rows
+from whalepod.kernels.numerics import pad_rows, widen
 
 KEY_TILE = 128
 """Entries of every product of one row's index heads with keys."""
@@ -14,9 +14,8 @@ ROWS_AT_ONCE = 16
 
 
 def index_scores(queries: Tensor, weights: Tensor, keys: Tensor) -> Tensor:
-    dtype = compute_dtype(queries)
-    queries, weights = queries.to(dtype).contiguous(), weights.to(dtype)
-    tiles = pad_rows(keys.to(dtype), KEY_TILE).unflatten(0, (-1, KEY_TILE)).transpose(1, 2)
+    queries, weights = widen(queries).contiguous(), widen(weights)
+    tiles = pad_rows(widen(keys), KEY_TILE).unflatten(0, (-1, KEY_TILE)).transpose(1, 2)
     scores = queries.new_empty(queries.shape[0], tiles.shape[0] * KEY_TILE)
     for start in range(0, queries.shape[0], ROWS_AT_ONCE):
         some = slice(start, start + ROWS_AT_ONCE)

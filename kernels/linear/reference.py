@@ -4,26 +4,27 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
-from whalepod.kernels.numerics import ROW_TILE, compute_dtype, pad_rows
+from whalepod.kernels.numerics import ROW_TILE, narrow, pad_rows, widen
 
 
 def linear(x: Tensor, weight: Tensor, *, out_dtype: torch.dtype) -> Tensor:
-    dtype = compute_dtype(x)
-    tiles = pad_rows(x.to(dtype))
-    columns = weight.to(dtype).t()
-    out = tiles.new_empty(tiles.shape[0], weight.shape[0])
-    for start in range(0, tiles.shape[0], ROW_TILE):
-        torch.mm(tiles[start : start + ROW_TILE], columns, out=out[start : start + ROW_TILE])
-    return out[: x.shape[0]].to(out_dtype)
+    tiles, weight = pad_rows(widen(x)), widen(weight)
+    if tiles.shape[0] == ROW_TILE:
+        out = functional.linear(tiles, weight)
+    else:
+        out = tiles.new_empty(tiles.shape[0], weight.shape[0])
+        columns = weight.t()
+        for start in range(0, tiles.shape[0], ROW_TILE):
+            torch.mm(tiles[start : start + ROW_TILE], columns, out=out[start : start + ROW_TILE])
+    return narrow(out if out.shape[0] == x.shape[0] else out[: x.shape[0]], out_dtype)
 
 
 def grouped_linear(x: Tensor, weight: Tensor) -> Tensor:
-    dtype = compute_dtype(x)
-    tiles = pad_rows(x.to(dtype))
+    tiles, matrices = pad_rows(widen(x)), widen(weight).transpose(1, 2)
     out = tiles.new_empty(tiles.shape[0], *weight.shape[:2])
-    matrices = weight.to(dtype).transpose(1, 2)
     for start in range(0, tiles.shape[0], ROW_TILE):
-        product = torch.bmm(tiles[start : start + ROW_TILE].transpose(0, 1).contiguous(), matrices)
-        out[start : start + ROW_TILE] = product.transpose(0, 1)
-    return out[: x.shape[0]].to(x.dtype)
+        by_group = tiles[start : start + ROW_TILE].transpose(0, 1).contiguous()
+        out[start : start + ROW_TILE] = torch.bmm(by_group, matrices).transpose(0, 1)
+    return narrow(out if out.shape[0] == x.shape[0] else out[: x.shape[0]], x.dtype)

@@ -9,7 +9,8 @@ from torch import Tensor
 
 from whalepod.kernels.activation import sigmoid
 from whalepod.kernels.linear import linear
-from whalepod.kernels.numerics import compute_dtype
+from whalepod.kernels.numerics import narrow, widen
+from whalepod.kernels.rms_norm import inverse_rms
 
 LANES = 64
 """Sinkhorn keeps rows innermost, padded to a multiple of this, so that every row takes the vectorised sum, which adds
@@ -34,15 +35,15 @@ def spread_scale(scale: Tensor, streams: int) -> Tensor:
 def predict_mixes(
     streams: Tensor, fn: Tensor, scale: Tensor, base: Tensor, *, rms_eps: float, eps: float, iterations: int
 ) -> Mixes:
-    flat = streams.flatten(1).to(compute_dtype(streams))
-    norm = torch.rsqrt((flat * flat).mean(dim=-1, keepdim=True) + rms_eps)
-    return split_mixes(linear(flat, fn) * norm, scale, base, eps=eps, iterations=iterations)
+    flat = widen(streams.flatten(1))
+    values = linear(flat, fn).mul_(inverse_rms(flat, eps=rms_eps))
+    return split_mixes(values, scale, base, eps=eps, iterations=iterations)
 
 
 def split_mixes(values: Tensor, scale: Tensor, base: Tensor, *, eps: float, iterations: int) -> Mixes:
     # (2 + S) · S coefficients: S = sqrt(1 + count) - 1.
     count = round((1 + values.shape[1]) ** 0.5) - 1
-    z = values * scale + base
+    z = (values * scale).add_(base)
     gates = sigmoid(z[:, : 2 * count])
     comb = _sinkhorn(z[:, 2 * count :].unflatten(1, (count, count)), eps=eps, iterations=iterations)
     return Mixes(pre=gates[:, :count] + eps, post=gates[:, count:] * 2, comb=comb)
@@ -58,20 +59,19 @@ def _sinkhorn(logits: Tensor, *, eps: float, iterations: int) -> Tensor:
     comb[..., :rows] = logits.permute(1, 2, 0)
     comb.sub_(comb.amax(dim=1, keepdim=True)).exp_()
     comb.div_(comb.sum(dim=1, keepdim=True)).add_(eps)
-    rows_with_eps, columns_with_eps = padded[:count], padded[:, :count]
+    over_outputs, over_inputs = padded[:count], padded[:, :count]
+    output_sums, input_sums = padded.new_empty(count, 1, padded.shape[2]), padded.new_empty(1, count, padded.shape[2])
     for iteration in range(iterations):
         if iteration:
-            comb.div_(rows_with_eps.sum(dim=1, keepdim=True))
-        comb.div_(columns_with_eps.sum(dim=0, keepdim=True))
+            comb.div_(torch.sum(over_outputs, dim=1, keepdim=True, out=output_sums))
+        comb.div_(torch.sum(over_inputs, dim=0, keepdim=True, out=input_sums))
     return comb[..., :rows].permute(2, 0, 1).contiguous()
 
 
 def collapse(streams: Tensor, weights: Tensor) -> Tensor:
-    wide = streams.to(compute_dtype(streams))
-    return (wide * weights[:, :, None]).sum(dim=1).to(streams.dtype)
+    return narrow((widen(streams) * weights.unsqueeze(2)).sum(dim=1), streams.dtype)
 
 
 def expand(y: Tensor, streams: Tensor, mixes: Mixes) -> Tensor:
-    wide = streams.to(compute_dtype(streams))
-    carried = (mixes.comb[:, :, :, None] * wide[:, :, None, :]).sum(dim=1)
-    return carried.add_(mixes.post[:, :, None] * y[:, None, :]).to(streams.dtype)
+    carried = (mixes.comb.unsqueeze(3) * widen(streams).unsqueeze(2)).sum(dim=1)
+    return narrow(carried.add_(mixes.post.unsqueeze(2) * y.unsqueeze(1)), streams.dtype)

@@ -9,7 +9,8 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from whalepod.kernels.numerics import compute_dtype
+from whalepod.kernels.numerics import narrow
+
 
 E4M3_MAX = 448.0
 E2M1_MAX = 6.0
@@ -46,11 +47,12 @@ class PackedFormat:
 
     def encode(self, x: Tensor) -> Tensor:
         """x [..., width] float -> records [..., record_bytes] uint8."""
-        grouped = x.to(compute_dtype(x)).unflatten(-1, (-1, self.group))
+        grouped = narrow(x, torch.float32).unflatten(-1, (-1, self.group))
         limit = E4M3_MAX if self.element is Element.E4M3 else E2M1_MAX
-        target = grouped.abs().amax(dim=-1).clamp(min=self.amax_min) / limit
-        scale_bytes = _power_of_two_bytes(target) if self.scale is Scale.POWER_OF_TWO else _e4m3_bytes(target)
-        scaled = (grouped / self._scale_values(scale_bytes).unsqueeze(-1)).clamp(-limit, limit).flatten(-2)
+        target = grouped.abs().amax(dim=-1).clamp_(min=self.amax_min).div_(limit)
+        power = self.scale is Scale.POWER_OF_TWO
+        scale_bytes = _power_of_two_bytes(target) if power else _e4m3_bytes(target.clamp_(max=E4M3_MAX))
+        scaled = (grouped / self._scale_values(scale_bytes).unsqueeze(-1)).clamp_(-limit, limit).flatten(-2)
         codes = _e4m3_bytes(scaled) if self.element is Element.E4M3 else _pack_e2m1(scaled)
         return torch.cat((codes, scale_bytes), dim=-1)
 
@@ -60,7 +62,7 @@ class PackedFormat:
         scales = self._scale_values(records[..., split:].contiguous())
         codes = records[..., :split].contiguous()
         values = codes.view(torch.float8_e4m3fn).float() if self.element is Element.E4M3 else _unpack_e2m1(codes)
-        return (values.unflatten(-1, (-1, self.group)) * scales.unsqueeze(-1)).flatten(-2).to(dtype)
+        return narrow((values.unflatten(-1, (-1, self.group)) * scales.unsqueeze(-1)).flatten(-2), dtype)
 
     def round_trip(self, x: Tensor) -> Tensor:
         """The values that a record of x would hold, in the dtype of x."""
@@ -83,13 +85,14 @@ MXFP4_BLOCK32 = PackedFormat(Element.E2M1, Scale.POWER_OF_TWO, group=32, amax_mi
 
 
 def _power_of_two_bytes(target: Tensor) -> Tensor:
-    """E8M0 bytes of the smallest powers of two >= target. Reads exponents: exact powers stay exact."""
-    mantissa, exponent = torch.frexp(target)
-    return (exponent + 126 + (mantissa > 0.5)).to(torch.uint8)
+    """E8M0 bytes of the smallest powers of two >= target, normal float32: its exponent bits, one more unless the
+    mantissa bits are all 0. An exact power stays exact."""
+    return (target.view(torch.int32) + 0x7FFFFF >> 23).to(torch.uint8)
 
 
 def _e4m3_bytes(values: Tensor) -> Tensor:
-    return values.clamp(max=E4M3_MAX).to(torch.float8_e4m3fn).view(torch.uint8)
+    """`values` within the range of E4M3."""
+    return values.to(torch.float8_e4m3fn).view(torch.uint8)
 
 
 @cache

@@ -5,6 +5,9 @@ from __future__ import annotations
 from torch import Tensor
 
 from . import reference
+from .reference import inverse_rms
+
+__all__ = ["inverse_rms", "rms_norm"]
 
 
 def rms_norm(x: Tensor, weight: Tensor, *, eps: float) -> Tensor:

@@ -16,11 +16,18 @@ def rotary_angles(positions: Tensor, frequencies: Tensor) -> tuple[Tensor, Tenso
     return reference.rotary_angles(positions, frequencies)
 
 
-def rotate(x: Tensor, cos: Tensor, sin: Tensor, *, inverse: bool = False) -> Tensor:
-    """Rotate the last 2 · pairs channels of x [rows, ..., width]; cos, sin [rows, pairs].
+def rotary_factors(cos: Tensor, sin: Tensor, width: int) -> tuple[Tensor, Tensor]:
+    """cos, sin [rows, pairs] -> for vectors of `width` channels, of which the last 2 · pairs rotate: what a channel is
+    multiplied with, and what its neighbour in the pair is, both [rows, width]."""
+    assert cos.shape == sin.shape and width % 2 == 0 and width >= 2 * cos.shape[1], (cos.shape, width)
+    return reference.rotary_factors(cos, sin, width)
 
-    Channels (2i, 2i+1) = (a, b) become (a cos - b sin, b cos + a sin); `inverse` turns back. Calculated in at least
-    float32 and rounded once to the dtype of `x`.
+
+def rotate(x: Tensor, own: Tensor, neighbour: Tensor) -> Tensor:
+    """Rotate x [rows, ..., width] by the factors of `rotary_factors`; negated `neighbour` factors turn back.
+
+    Channels (2i, 2i+1) = (a, b) become (a cos - b sin, b cos + a sin). Calculated in at least float32 and rounded once
+    to the dtype of `x`.
     """
-    assert x.shape[0] == cos.shape[0] and cos.shape == sin.shape and x.shape[-1] >= 2 * cos.shape[-1], (x.shape, cos.shape)
-    return reference.rotate(x, cos, sin, inverse=inverse)
+    assert x.shape[0] == own.shape[0] and x.shape[-1] == own.shape[1] and own.shape == neighbour.shape, x.shape
+    return reference.rotate(x, own, neighbour)

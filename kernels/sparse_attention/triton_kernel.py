@@ -13,12 +13,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-SHIFT = tl.constexpr(24)
-"""Keys are held times 2^-SHIFT, so that scale times exponent correction stays within bfloat16 for FP4 and FP8 alike."""
-FP8_EXPONENT = tl.constexpr(120)
-"""E4M3 bits in bfloat16's places are too small by 2^120."""
-FP4_EXPONENT = tl.constexpr(126)
-"""E2M1 bits in bfloat16's places are too small by 2^126."""
+from .unpacking import FP4_EXPONENT, FP8_EXPONENT, SHIFT, UNPACK_FP4_ASM, UNPACK_FP8_ASM
+
 LOG2_E = tl.constexpr(1.4426950408889634)
 LOWEST = tl.constexpr(-1e30)
 
@@ -37,20 +33,7 @@ def _unpack_fp8(words, scales, FAST: tl.constexpr):
     """words int16 (even channel in the low byte), scales bfloat16 of the same shape -> even, odd channels bfloat16."""
     if FAST:
         even, odd = tl.inline_asm_elementwise(
-            """
-            {
-            .reg .b32 sign, even, odd;
-            shl.b32 sign, $2, 8;
-            shl.b32 even, $2, 4;
-            shr.u32 odd, $2, 4;
-            and.b32 even, even, 0x07F007F0;
-            and.b32 odd, odd, 0x07F007F0;
-            lop3.b32 even, sign, 0x80008000, even, 0xEA;
-            lop3.b32 odd, $2, 0x80008000, odd, 0xEA;
-            mul.rn.bf16x2 $0, even, $3;
-            mul.rn.bf16x2 $1, odd, $3;
-            }
-            """,
+            UNPACK_FP8_ASM,
             "=r,=r,r,r",
             [words, scales],
             dtype=(tl.bfloat16, tl.bfloat16),
@@ -70,31 +53,7 @@ def _unpack_fp4(codes, scales, FAST: tl.constexpr):
     """codes int8 (even channel in the low nibble), scales bfloat16 of the same shape -> even, odd channels bfloat16."""
     if FAST:
         even, odd = tl.inline_asm_elementwise(
-            """
-            {
-            .reg .b32 near, far, a, b;
-            prmt.b32 near, $4, 0, 0x1404;
-            prmt.b32 far, $4, 0, 0x3424;
-            shl.b32 a, near, 4;
-            shr.u32 b, near, 2;
-            and.b32 b, b, 0x01C001C0;
-            lop3.b32 a, a, 0x80008000, b, 0xEA;
-            mul.rn.bf16x2 $0, a, $5;
-            shl.b32 a, far, 4;
-            shr.u32 b, far, 2;
-            and.b32 b, b, 0x01C001C0;
-            lop3.b32 a, a, 0x80008000, b, 0xEA;
-            mul.rn.bf16x2 $1, a, $6;
-            shr.u32 b, near, 6;
-            and.b32 b, b, 0x01C001C0;
-            lop3.b32 a, near, 0x80008000, b, 0xEA;
-            mul.rn.bf16x2 $2, a, $5;
-            shr.u32 b, far, 6;
-            and.b32 b, b, 0x01C001C0;
-            lop3.b32 a, far, 0x80008000, b, 0xEA;
-            mul.rn.bf16x2 $3, a, $6;
-            }
-            """,
+            UNPACK_FP4_ASM,
             "=r,=r,=r,=r,r,r,r",
             [codes, scales],
             dtype=(tl.bfloat16, tl.bfloat16),
@@ -186,7 +145,7 @@ def _write_rotated(out, even, odd, cos, sin, row, head, in_range, HEADS: tl.cons
 
 @triton.jit
 def sparse_attention_kernel(
-    queries, window, slots, positions, lowest, entries, chosen, sink, cos, sin, out, part_out, part_stats,
+    queries, window, bases, positions, lowest, entries, chosen, sink, cos, sin, out, part_out, part_stats,
     logit_scale, ring, window_rows, chosen_stride,
     HEADS: tl.constexpr, HEAD_BLOCK: tl.constexpr, HALF: tl.constexpr, PAIRS: tl.constexpr, KEYS: tl.constexpr,
     CHOSEN: tl.constexpr, PARTS: tl.constexpr, FAST: tl.constexpr,
@@ -228,7 +187,7 @@ def sparse_attention_kernel(
     tile_start = part * tiles // PARTS
     tile_end = (part + 1) * tiles // PARTS
 
-    base = tl.load(slots + row) * ring
+    base = tl.load(bases + row)
     for tile in range(tile_start, tl.minimum(tile_end, window_tiles)):
         at = first + tile * KEYS + key
         valid = at <= position
@@ -287,3 +246,61 @@ def combine_parts_kernel(
     scale = 2.0 ** SHIFT / tl.where(total > 0, total, 1.0)
     _write_rotated(out, even * scale[:, None], odd * scale[:, None], cos, sin, row, head, in_range, HEADS, HALF, PAIRS,
                    FAST)
+
+
+def parts_of(rows: int, *, batch_invariant: bool) -> int:
+    """Into how many parts the keys of each of `rows` rows are split, so that few rows fill a GPU."""
+    if batch_invariant:
+        return 1
+    return next((parts for rows_max, parts in PARTS_BY_ROWS if rows <= rows_max), 1)
+
+
+def scratch(queries: Tensor, heads: int, parts: int) -> tuple[Tensor, Tensor]:
+    """Memory for the outputs [rows, parts, heads, width] and the (highest, sum) of parts; nothing if there is one."""
+    rows, _, width = queries.shape
+    count = rows * parts if parts > 1 else 0
+    return (
+        torch.empty(count * heads * width, dtype=torch.float32, device=queries.device),
+        torch.empty(count * heads * 2, dtype=torch.float32, device=queries.device),
+    )
+
+
+def combine_parts(
+    part_out: Tensor, part_stats: Tensor, sink: Tensor, cos: Tensor, sin: Tensor, out: Tensor, *, parts: int, heads: int,
+    fast: bool,
+) -> None:
+    """Adds up what `parts` programs of each row left in their scratch memory, of `heads` heads each, into `out`."""
+    rows, count, width = out.shape
+    each = min(heads, 8)
+    combine_parts_kernel[(rows, heads // each)](
+        part_out, part_stats, sink, cos, sin, out, HEADS=count, HEAD_BLOCK=heads, HEADS_EACH=each, HALF=width // 2,
+        PAIRS=cos.shape[1], PARTS=parts, FAST=fast, num_warps=4,
+    )
+
+
+def sparse_attention(
+    queries: Tensor, window: Tensor, bases: Tensor, positions: Tensor, lowest: Tensor, sink: Tensor, cos: Tensor,
+    sin: Tensor, *, ring: int, window_rows: int, scale: float, entries: Tensor | None, chosen: Tensor | None,
+    batch_invariant: bool = False, parts: int | None = None, keys: int = 64, num_warps: int = 8, num_stages: int = 2,
+) -> Tensor:
+    """As `whalepod.kernels.sparse_attention`, for bfloat16 on a GPU, or anything in Triton's interpreter."""
+    queries = queries.contiguous()
+    rows, heads, width = queries.shape
+    out = torch.empty_like(queries)
+    if rows == 0:
+        return out
+    parts = parts or parts_of(rows, batch_invariant=batch_invariant)
+    head_block = max(16, triton.next_power_of_2(heads))
+    part_out, part_stats = scratch(queries, head_block, parts)
+    fast = queries.is_cuda
+    sparse_attention_kernel[(rows, parts)](
+        queries, window, bases, positions, lowest, window if entries is None else entries,
+        bases if chosen is None else chosen, sink, cos, sin, out, part_out, part_stats,
+        scale * 2.0**SHIFT.value * LOG2_E.value, ring, window_rows, 0 if chosen is None else chosen.stride(0),
+        HEADS=heads, HEAD_BLOCK=head_block, HALF=width // 2, PAIRS=cos.shape[1], KEYS=keys,
+        CHOSEN=0 if chosen is None else chosen.shape[1], PARTS=parts, FAST=fast, num_warps=num_warps,
+        num_stages=num_stages,
+    )
+    if parts > 1:
+        combine_parts(part_out, part_stats, sink, cos, sin, out, parts=parts, heads=head_block, fast=fast)
+    return out
