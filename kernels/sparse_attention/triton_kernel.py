@@ -107,8 +107,11 @@ def _fp4_rows(records, rows, valid, HALF: tl.constexpr, FAST: tl.constexpr):
 
 
 @triton.jit
-def _attend(query_even, query_odd, even, odd, valid, highest, total, out_even, out_odd, logit_scale):
+def _attend(query_even, query_odd, even, odd, valid, highest, total, out_even, out_odd, logit_scale,
+            FAST: tl.constexpr):
     """One tile of keys of the running softmax; all in powers of two."""
+    if not FAST:  # the interpreter multiplies no bfloat16
+        even, odd = even.to(tl.float32), odd.to(tl.float32)
     logits = tl.dot(query_even, tl.trans(even))
     logits = tl.dot(query_odd, tl.trans(odd), logits) * logit_scale
     logits = tl.where(valid[None, :], logits, float("-inf"))
@@ -116,7 +119,7 @@ def _attend(query_even, query_odd, even, odd, valid, highest, total, out_even, o
     weights = tl.exp2(logits - higher[:, None])
     keep = tl.exp2(highest - higher)
     total = total * keep + tl.sum(weights, 1)
-    rounded = weights.to(tl.bfloat16)
+    rounded = weights.to(tl.bfloat16).to(even.dtype)
     out_even = tl.dot(rounded, even, out_even * keep[:, None])
     out_odd = tl.dot(rounded, odd, out_odd * keep[:, None])
     return higher, total, out_even, out_odd
@@ -161,8 +164,8 @@ def sparse_attention_kernel(
         query_even = (pairs & 0xFFFF).to(tl.uint16).to(tl.bfloat16, bitcast=True)
         query_odd = (pairs >> 16).to(tl.uint16).to(tl.bfloat16, bitcast=True)
     else:
-        query_even = tl.load(queries + query_at, mask=in_range[:, None], other=0.0)
-        query_odd = tl.load(queries + query_at + 1, mask=in_range[:, None], other=0.0)
+        query_even = tl.load(queries + query_at, mask=in_range[:, None], other=0.0).to(tl.float32)
+        query_odd = tl.load(queries + query_at + 1, mask=in_range[:, None], other=0.0).to(tl.float32)
 
     sink_logit = tl.load(sink + head, mask=in_range, other=float("-inf")) * LOG2_E
     if PARTS == 1:
@@ -193,7 +196,7 @@ def sparse_attention_kernel(
         valid = at <= position
         even, odd = _fp8_rows(window, base + at % ring, valid, HALF, FAST)
         highest, total, out_even, out_odd = _attend(
-            query_even, query_odd, even, odd, valid, highest, total, out_even, out_odd, logit_scale)
+            query_even, query_odd, even, odd, valid, highest, total, out_even, out_odd, logit_scale, FAST)
     if CHOSEN > 0:
         for tile in range(tl.maximum(tile_start, window_tiles), tile_end):
             place = (tile - window_tiles) * KEYS + key
@@ -201,7 +204,7 @@ def sparse_attention_kernel(
             rows = tl.load(chosen + row.to(tl.int64) * chosen_stride + place, mask=valid, other=0)
             even, odd = _fp4_rows(entries, rows, valid, HALF, FAST)
             highest, total, out_even, out_odd = _attend(
-                query_even, query_odd, even, odd, valid, highest, total, out_even, out_odd, logit_scale)
+                query_even, query_odd, even, odd, valid, highest, total, out_even, out_odd, logit_scale, FAST)
 
     if PARTS == 1:
         # Without keys and without a sink the sum is 0, and so is the output.
