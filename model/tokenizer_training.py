@@ -11,8 +11,15 @@ from .special_tokens import all_spellings
 VOCAB_SIZE = 6144
 """Entries of the shipped tokenizer, special tokens and the 256 bytes included."""
 
-# A word with the blank before it, up to three digits, punctuation, or blanks. Nothing is ever dropped.
-PIECES = r" ?[\p{L}\p{M}]+|\p{N}{1,3}| ?[^\s\p{L}\p{M}\p{N}]+|\s+(?!\S)|\s+"
+# What a token may not cross: a word with the blank before it (`camelCase` is two), capitals, up to three digits,
+# punctuation, or blanks. Every character belongs to one of them, so nothing is ever dropped.
+PIECES = (
+    r" ?\p{Lu}?[\p{Ll}\p{Lt}\p{Lm}\p{Lo}\p{M}]+"
+    r"| ?\p{Lu}+(?!\p{Ll})"
+    r"|\p{N}{1,3}"
+    r"| ?[^\s\p{L}\p{M}\p{N}]+"
+    r"|\s+(?!\S)|\s+"
+)
 
 
 def train_tokenizer(texts: Iterable[str], *, vocab_size: int = VOCAB_SIZE) -> Tokenizer:

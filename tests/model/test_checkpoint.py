@@ -15,9 +15,8 @@ from whalepod.core.errors import CheckpointError
 from whalepod.model.checkpoint import check_tensors, load_engram_tables, load_tensors
 from whalepod.model.checkpoint_writer import WeightFormat
 from whalepod.model.config import ModelConfig
-from whalepod.model.random_weights import random_weights
 from whalepod.model.tensor_layout import ModelRole, Storage, specs_for_role, stored_names, tensor_specs
-from whalepod.model.tiny_checkpoint import SMALLEST, write_tiny_checkpoint
+from whalepod.model.tiny_checkpoint import SMALLEST, shipped_tokenizer, tiny_weights, write_tiny_checkpoint
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "tiny_a" / "ckpt_f32"
 RELEASED = ModelConfig.from_json(json.loads((Path(__file__).parent / "released_config.json").read_text()))
@@ -105,7 +104,7 @@ def test_coefficients_and_routing_biases_stay_float32_in_a_bfloat16_model() -> N
 
 def test_a_quantised_checkpoint_comes_back_close_to_what_was_written(quantised: tuple[Path, ModelConfig]) -> None:
     directory, config = quantised
-    written = random_weights(tensor_specs(config), seed=0)
+    written = tiny_weights(config, shipped_tokenizer(), seed=0)
     loaded = load_tensors(directory, config, dtype=torch.float32)
     tables = load_engram_tables(directory, config, dtype=torch.float32)
     for spec in specs_for_role(config, ModelRole.FULL):
