@@ -1,4 +1,5 @@
-"""What goes into a rank and what comes out of it. Services translate these to and from protobuf; nobody passes protobuf down.
+"""What goes into a rank and what comes out of it. Services translate these to and from protobuf; nobody passes
+protobuf down.
 
     submit(EngineRequest) ──▶ rank ──▶ on_step([TokensEvent | HandoffEvent | FinishedEvent, …]), once a step
 
@@ -59,7 +60,8 @@ class EngineRequest:
     await_handoff: bool = False
     """GENERATE only: hold a soft slot and wait for `hand_off` before computing anything."""
     chain_root: BlockHash | None = None
-    """Root of the block-hash chain (namespace and salt are in it). None: the request shares no prefix and stores none."""
+    """Root of the block-hash chain (namespace and salt are in it). None: the request shares no prefix and stores
+    none."""
     block_hashes: Sequence[BlockHash] = ()
     """Hashes of the prompt's full blocks."""
     noise_key: int | None = None

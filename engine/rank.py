@@ -1,23 +1,39 @@
 """One rank: an engine on its own thread, with a mailbox in front and the store's I/O beside it.
 
-    submit / cancel / hand_off ──▶ mailbox ──▶ loop thread ──▶ on_step([event, …])
-                                                │  ▲
-                                         loads, writes  results
-                                                ▼  │
-                                            KV worker threads ──▶ store
+submit / cancel / hand_off ──▶ mailbox ──▶ loop thread ──▶ on_step([event, …])
+                                            │  ▲
+                                     loads, writes  answers
+                                            ▼  │
+                                        KV worker threads ──▶ store
 """
 
 from __future__ import annotations
 
+import logging
+import threading
+from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from whalepod.core.clock import SYSTEM_CLOCK, Clock
+from whalepod.core.errors import CapacityError, StaleAttemptError, WorkerLostError
 from whalepod.core.ids import RequestId
-from whalepod.kvstore.client import KvClient
 
-from .interface import EngineRequest, Handoff, RankLimits, RankLoad, StepEvent
+from .engine import Engine
+from .interface import EngineRequest, FinishedEvent, FinishReason, Handoff, RankLimits, RankLoad, StepEvent
+from .memory_plan import MemoryPlan
 from .options import RankOptions
 from .rank_model import RankModel
+from .state_store import Answer, StateStore
+
+log = logging.getLogger(__name__)
+
+LOAD_THREADS = 2
+ATTEMPTS_REMEMBERED = 4096
+"""Requests whose highest attempt is known after they ended: a late message of a lower one is refused."""
+IDLE_S_MAX = 60.0
+
+Key = tuple[RequestId, int]
 
 
 class EngineRank:
@@ -32,22 +48,63 @@ class EngineRank:
         model: RankModel,
         options: RankOptions,
         *,
-        store: KvClient | None,
+        store: StateStore | None,
         on_step: Callable[[Sequence[StepEvent]], None],
         on_failure: Callable[[BaseException], None] | None = None,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
-        """Allocates the caches. The store stays the caller's: close it after `stop`. Raises ConfigError if the memory plan
-        does not fit."""
-        raise NotImplementedError
+        """Allocates the caches. The store stays the caller's: close it after `stop`.
+
+        Raises ConfigError if the memory plan does not fit.
+        """
+        self._engine = Engine(model, options, store=store, deliver=self._deliver, clock=clock)
+        self._options = options
+        self._on_step = on_step
+        self._on_failure = on_failure
+        self._limits = RankLimits(
+            context_tokens_max=self._engine.memory.context_tokens_max,
+            slots_total=self._engine.memory.slots,
+            block_tokens=model.block_tokens,
+            namespace=model.namespace,
+            layout=model.layout,
+        )
+        self._load = self._engine.load()
+        # Guards everything below. Held while messages are handled and while events are reported, never while the model
+        # runs.
+        self._changed = threading.Condition(threading.RLock())
+        self._inbox: deque[Callable[[], None]] = deque()
+        self._answers: deque[Answer] = deque()
+        self._attempts: OrderedDict[RequestId, int] = OrderedDict()
+        self._unfinished: dict[Key, None] = {}
+        self._muted: set[Key] = set()
+        self._dropped: list[Key] = []
+        self._counts = _Counts()
+        self._running = False
+        self._stopping = False
+        self._threads = [threading.Thread(target=self._loop, name="engine-loop", daemon=True)]
+        transfers = self._engine.transfers
+        if transfers is not None:
+            works = [transfers.work_on_load] * LOAD_THREADS + [transfers.work_on_write]
+            self._threads += [
+                threading.Thread(target=_work, args=(work,), name=f"engine-kv-{index}", daemon=True)
+                for index, work in enumerate(works)
+            ]
 
     def start(self) -> None:
         """Start the loop and the workers. Once."""
-        raise NotImplementedError
+        self._running = True
+        for thread in self._threads:
+            thread.start()
 
     def stop(self, *, timeout_s: float = 10.0) -> None:
         """End every request with WorkerLostError, then the threads. Idempotent."""
-        raise NotImplementedError
+        with self._changed:
+            if not self._running:
+                return
+            self._stopping = True
+            self._changed.notify_all()
+        for thread in self._threads:
+            thread.join(timeout_s)
 
     def submit(self, request: EngineRequest) -> None:
         """Accept a request; its events follow on `on_step`. Returns at once.
@@ -56,26 +113,150 @@ class EngineRank:
         follows: CapacityError (queue or soft slots full), ContextLengthError, InvalidFieldError, StaleAttemptError,
         WorkerLostError (not running).
         """
-        raise NotImplementedError
+        self._engine.checks.check(request)
+        with self._changed:
+            if not self.alive:
+                raise WorkerLostError("this rank is not running")
+            known = self._attempts.get(request.request_id)
+            if known is not None and known >= request.attempt:
+                raise StaleAttemptError(f"attempt {request.attempt} comes after attempt {known}")
+            self._counts.accept_or_raise(request, self._options)
+            self._remember(request)
+            self._unfinished[request.request_id, request.attempt] = None
+            if known is not None:
+                stale = StaleAttemptError("a newer attempt has taken over")
+                self._post(lambda: self._engine.fail(request.request_id, known, stale))
+            self._post(lambda: self._engine.submit(request))
 
     def cancel(self, request_id: RequestId, attempt: int) -> None:
         """Drop a request. When this has returned, nothing more is reported for it. Unknown or ended: does nothing."""
-        raise NotImplementedError
+        key = (request_id, attempt)
+        with self._changed:
+            if self.alive and self._unfinished.pop(key, key) is None:
+                self._muted.add(key)
+                self._post(lambda: self._drop(key))
 
     def hand_off(self, request_id: RequestId, attempt: int, handoff: Handoff) -> None:
-        """What the prefill rank left for a request submitted with `await_handoff`. Not stored or boundary 0: the prompt is
-        computed here. Unknown, ended or repeated: does nothing."""
-        raise NotImplementedError
+        """What the prefill rank left for a request submitted with `await_handoff`. Not stored or boundary 0: the prompt
+        is computed here. Unknown, ended or repeated: does nothing."""
+        with self._changed:
+            if self.alive:
+                self._post(lambda: self._engine.hand_off(request_id, attempt, handoff))
 
     def load(self) -> RankLoad:
         """As of the last step; never waits."""
-        raise NotImplementedError
+        return self._load
 
     @property
     def limits(self) -> RankLimits:
-        raise NotImplementedError
+        return self._limits
+
+    @property
+    def memory(self) -> MemoryPlan:
+        """What the rank's memory is spent on; `str()` of it is for people."""
+        return self._engine.memory
 
     @property
     def alive(self) -> bool:
         """Started, not stopped and not failed."""
-        raise NotImplementedError
+        return self._running and not self._stopping
+
+    def _remember(self, request: EngineRequest) -> None:
+        self._attempts[request.request_id] = request.attempt
+        self._attempts.move_to_end(request.request_id)
+        while len(self._attempts) > ATTEMPTS_REMEMBERED:
+            self._attempts.popitem(last=False)
+
+    def _post(self, message: Callable[[], None]) -> None:
+        self._inbox.append(message)
+        self._changed.notify_all()
+
+    def _deliver(self, answer: Answer) -> None:
+        """On a worker's thread."""
+        with self._changed:
+            self._answers.append(answer)
+            self._changed.notify_all()
+
+    def _loop(self) -> None:
+        try:
+            while self._take_messages():
+                self._do_step()
+            self._end_all("this rank is stopping")
+        except BaseException as error:
+            log.critical("the engine's loop failed", exc_info=error)
+            self._end_all("this rank has failed")
+            if self._on_failure is not None:
+                self._on_failure(error)
+        finally:
+            if self._engine.transfers is not None:
+                self._engine.transfers.close()
+
+    def _take_messages(self) -> bool:
+        """Wait for something to do and hand it to the engine. False: stop."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._inbox or self._answers or self._stopping, timeout=self._patience_s())
+            if self._stopping:
+                return False
+            while self._inbox:
+                self._inbox.popleft()()
+            self._counts = _Counts(*self._engine.waiting_counts())
+            answers, self._answers = self._answers, deque()
+        for answer in answers:
+            self._engine.answer(answer)
+        return True
+
+    def _patience_s(self) -> float:
+        if self._engine.runnable:
+            return 0.0
+        deadline_s = self._engine.next_deadline_s()
+        return IDLE_S_MAX if deadline_s is None else min(deadline_s, IDLE_S_MAX)
+
+    def _do_step(self) -> None:
+        events = self._engine.step()
+        self._load = self._engine.load()
+        with self._changed:
+            self._report(events)
+            # Whatever the engine had to say about these before they were dropped came with this step.
+            self._muted.difference_update(self._dropped)
+            self._dropped.clear()
+
+    def _drop(self, key: Key) -> None:
+        self._engine.cancel(*key)
+        self._dropped.append(key)
+
+    def _report(self, events: Sequence[StepEvent]) -> None:
+        """Nothing is reported for a request whose cancellation has been acknowledged."""
+        with self._changed:
+            heard = [event for event in events if (event.request_id, event.attempt) not in self._muted]
+            for event in heard:
+                if isinstance(event, FinishedEvent):
+                    self._unfinished.pop((event.request_id, event.attempt), None)
+            if heard:
+                self._on_step(heard)
+
+    def _end_all(self, reason: str) -> None:
+        lost = WorkerLostError(reason)
+        with self._changed:
+            self._stopping = True
+            self._report([FinishedEvent(*key, FinishReason.ERROR, error=lost) for key in self._unfinished])
+
+
+@dataclass(slots=True)
+class _Counts:
+    """Accepted requests that hold nothing yet, at most: admissions since the last look are not counted off."""
+
+    waiting: int = 0
+    awaiting: int = 0
+
+    def accept_or_raise(self, request: EngineRequest, options: RankOptions) -> None:
+        if self.waiting >= options.waiting_max:
+            raise CapacityError(f"this rank's queue is full ({options.waiting_max} requests)")
+        if request.await_handoff and self.awaiting >= options.soft_slots:
+            raise CapacityError(f"this rank's soft slots are taken ({options.soft_slots})")
+        self.waiting += 1
+        self.awaiting += request.await_handoff
+
+
+def _work(work: Callable[..., bool]) -> None:
+    while work(wait=True):
+        pass

@@ -6,18 +6,33 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
+import torch
+
+from whalepod.kernels.quantise import FP8_BLOCK32, PackedFormat
+from whalepod.kvstore.namespace import Namespace
 from whalepod.kvstore.value_format import BlockLayout
+from whalepod.model.caches import Caches
 from whalepod.model.config import ModelConfig
+from whalepod.model.network import Network
+from whalepod.model.record_formats import RELEASE_FORMATS, CacheFormats, RecordFormat, plain_formats
 from whalepod.model.tensor_layout import ModelRole
+from whalepod.model.tokenizer import Tokenizer
+from whalepod.model.weights_fingerprint import weights_fingerprint
+
+from .boundaries import Boundaries
+from .state_image import block_layout
+
+COMPUTE_DTYPE = torch.float32
+"""The CPU reference kernels work in float32 whatever the files hold."""
 
 
 @dataclass(frozen=True, slots=True)
 class RankModel:
     """Ready to run. `namespace` and `block_layout` are what a `KvClient` of this rank is built with."""
 
-    config: ModelConfig
-    role: ModelRole
-    block_tokens: int
+    network: Network
+    formats: CacheFormats
+    boundaries: Boundaries
     namespace: bytes
     """16 bytes: ranks whose state is interchangeable agree on it (`kvstore.md` §2.1)."""
     layout: str
@@ -36,6 +51,90 @@ class RankModel:
     ) -> Self:
         """Read the weights of `role`. `block_tokens` None: the model's. Results do not depend on `threads`.
 
-        Raises ConfigError or CheckpointError.
+        Sets the threads of the process. Raises ConfigError or CheckpointError.
         """
-        raise NotImplementedError
+        torch.set_num_threads(threads)
+        config = ModelConfig.from_dir(model_dir)
+        boundaries = Boundaries(config, config.block_tokens if block_tokens is None else block_tokens)
+        formats = RELEASE_FORMATS if quantized_caches else plain_formats(COMPUTE_DTYPE)
+        input_format = FP8_BLOCK32 if config.quantization_config is not None else None
+        network = Network.load(model_dir, role=role, dtype=COMPUTE_DTYPE, input_format=input_format)
+        namespace = namespace_of(
+            boundaries,
+            formats,
+            weights=weights_fingerprint(model_dir),
+            tokenizer=Tokenizer.from_dir(model_dir).fingerprint,
+        )
+        return cls(
+            network=network,
+            formats=formats,
+            boundaries=boundaries,
+            namespace=namespace.id,
+            layout=(
+                f"weights {namespace.weights_fingerprint.hex()[:12]}, blocks of {boundaries.block_tokens} tokens, "
+                f"window {config.window}, {config.kept_rows} kept rows, {formats.name} caches, {namespace.numerics}"
+            ),
+            block_layout=block_layout(_allocate(config, formats, boundaries, blocks=1, slots=1)),
+        )
+
+    @property
+    def config(self) -> ModelConfig:
+        return self.network.config
+
+    @property
+    def role(self) -> ModelRole:
+        return self.network.role
+
+    @property
+    def block_tokens(self) -> int:
+        return self.boundaries.block_tokens
+
+    def allocate(self, *, blocks: int, slots: int) -> Caches:
+        """Zeroed caches of this role."""
+        return _allocate(self.config, self.formats, self.boundaries, blocks=blocks, slots=slots, role=self.role)
+
+
+def namespace_of(boundaries: Boundaries, formats: CacheFormats, *, weights: bytes, tokenizer: bytes) -> Namespace:
+    """Everything that must match for two ranks to exchange state. Roles do not: they write the same rows."""
+    config = boundaries.config
+    rope = config.rope(config.last_kv_source)
+    return Namespace(
+        model_id="deepseek_v41",
+        weights_fingerprint=weights,
+        prompt_version=tokenizer.hex(),
+        compress_ratios=config.compress_ratios,
+        kv_sources=config.kv_source_layer_ids,
+        index_sources=config.index_source_layer_ids,
+        window_tokens=config.window,
+        rope={"plain_theta": config.rope_theta, "theta": rope.theta, "factor": rope.factor, "dim": rope.dim},
+        record_formats={
+            "GLOBAL_KV": _format_name(formats.global_kv),
+            "INDEX_KEYS": _format_name(formats.index_key),
+            "WINDOW_ROWS": _format_name(formats.window),
+        },
+        block_tokens=boundaries.block_tokens,
+        layout="canonical",
+        truncation="compact",
+        kept_rows=config.kept_rows,
+        has_draft=config.num_nextn_predict_layers > 0,
+        numerics=f"cpu reference, {str(COMPUTE_DTYPE).removeprefix('torch.')}",
+    )
+
+
+def _allocate(
+    config: ModelConfig,
+    formats: CacheFormats,
+    boundaries: Boundaries,
+    *,
+    blocks: int,
+    slots: int,
+    role: ModelRole = ModelRole.FULL,
+) -> Caches:
+    tokens = boundaries.block_tokens
+    return Caches.allocate(config, blocks=blocks, slots=slots, formats=formats, block_tokens=tokens, role=role)
+
+
+def _format_name(record_format: RecordFormat) -> str:
+    if isinstance(record_format, PackedFormat):
+        return f"{record_format.element.value}, {record_format.scale.value} per {record_format.group}"
+    return str(record_format.dtype)

@@ -52,7 +52,12 @@ class SamplingParams:
             _check(name, value, "in [-2, 2]", -2 <= value <= 2)
         _check("repetition_penalty", self.repetition_penalty, "above 0", 0 < self.repetition_penalty < math.inf)
         for token_id, bias in self.logit_bias.items():
-            _check("logit_bias", bias, "token ids of at least 0 with values in [-100, 100]", token_id >= 0 and abs(bias) <= 100)
+            _check(
+                "logit_bias",
+                bias,
+                "token ids of at least 0 with values in [-100, 100]",
+                token_id >= 0 and abs(bias) <= 100,
+            )
 
     @property
     def greedy(self) -> bool:

@@ -1,0 +1,45 @@
+"""What a rank refuses before it accepts: a request that it could never finish."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from whalepod.core.errors import ContextLengthError, InternalError, InvalidFieldError
+from whalepod.model.tensor_layout import ModelRole
+
+from .interface import EngineRequest, Work
+
+
+@dataclass(frozen=True, slots=True)
+class RequestChecks:
+    """Limits of one rank that a request must keep. Safe to use from any thread."""
+
+    role: ModelRole
+    vocab_size: int
+    block_tokens: int
+    context_tokens_max: int
+
+    def check(self, request: EngineRequest) -> None:
+        """Raises ContextLengthError, InvalidFieldError or InternalError (a request that no service should send)."""
+        tokens = len(request.prompt_ids)
+        if not tokens:
+            raise InvalidFieldError("prompt", "the prompt must have at least one token")
+        if tokens + 1 > self.context_tokens_max:
+            raise ContextLengthError(tokens=tokens + 1, tokens_max=self.context_tokens_max)
+        if min(request.prompt_ids) < 0 or max(request.prompt_ids) >= self.vocab_size:
+            raise InvalidFieldError("prompt", f"token ids must be in [0, {self.vocab_size})")
+        self._check_sampling(request)
+        if self.role is ModelRole.ENCODER and request.work is not Work.PREFILL:
+            raise InternalError("this rank holds no layers above the last KV source: it cannot generate")
+        if request.await_handoff and request.work is not Work.GENERATE:
+            raise InternalError("only a request that generates can wait for a hand-off")
+        if request.chain_root is not None and len(request.block_hashes) != tokens // self.block_tokens:
+            raise InternalError(
+                f"{len(request.block_hashes)} block hashes for {tokens} tokens in blocks of {self.block_tokens}"
+            )
+
+    def _check_sampling(self, request: EngineRequest) -> None:
+        named = {"logit_bias": request.sampling.logit_bias, "stop_token_ids": request.sampling.stop_token_ids}
+        for field, ids in named.items():
+            if any(not 0 <= token_id < self.vocab_size for token_id in ids):
+                raise InvalidFieldError(field, f"{field} must name token ids in [0, {self.vocab_size})")

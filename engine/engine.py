@@ -1,0 +1,414 @@
+"""The requests of one rank, stepped by hand: no thread, no lock, no waiting. `EngineRank` runs it on a thread, `LLM`
+in place.
+
+submit, cancel, hand_off, answer ──▶ sequences
+step():  expire ▶ admit ▶ restore ▶ plan ▶ preempt ▶ run ▶ commit ──▶ events
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from collections.abc import Sequence as Ordered
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from whalepod.core.clock import SYSTEM_CLOCK, Clock
+from whalepod.core.errors import ConfigError, DeadlineError, InternalError, ServingError
+from whalepod.core.ids import RequestId
+from whalepod.core.lifecycle import Outcome, Phase
+from whalepod.model.tensor_layout import ModelRole
+
+from .admission import RequestChecks
+from .block_pool import BlockPool, SlotPool
+from .finish import Finish, FinishRule
+from .interface import (
+    EngineRequest,
+    FinishedEvent,
+    FinishReason,
+    Handoff,
+    HandoffEvent,
+    RankLoad,
+    SampledToken,
+    SnapshotKind,
+    StepEvent,
+    TokensEvent,
+    Work,
+)
+from .memory_plan import MemoryPlan, plan_memory
+from .options import RankOptions
+from .publishing import Publisher
+from .rank_model import RankModel
+from .restore import RestorePlan
+from .restoring import Restorer
+from .runner import Runner
+from .sampling import Sampler, noise_key
+from .scheduler import PlannedRows, Scheduler, StepLimits
+from .sequence import Leaving, Sequence
+from .state_image import StateImage
+from .state_store import Answer, Loaded, RoomFreed, StateStore
+from .transfers import Transfers
+
+log = logging.getLogger(__name__)
+
+OUTCOMES: Mapping[FinishReason, Outcome] = {
+    FinishReason.STOP: Outcome.STOP,
+    FinishReason.LENGTH: Outcome.LENGTH,
+    FinishReason.ABORT: Outcome.ABORT,
+    FinishReason.ERROR: Outcome.ERROR,
+}
+
+RowResult = NDArray[np.float32] | None | Exception
+"""Logits of a planned chunk's last row, None if it needs none, or what computing it raised."""
+
+
+class Engine:
+    """Belongs to one thread. `transfers` says what is to be done for the store; its workers call `deliver`, and what
+    they deliver is to be given to `answer` on the engine's thread."""
+
+    def __init__(
+        self,
+        model: RankModel,
+        options: RankOptions,
+        *,
+        store: StateStore | None,
+        deliver: Callable[[Answer], None],
+        clock: Clock = SYSTEM_CLOCK,
+    ) -> None:
+        """Allocates the caches. Raises ConfigError if the memory plan or a limit does not fit the model."""
+        config, boundaries = model.config, model.boundaries
+        self.memory: MemoryPlan = plan_memory(model, options)
+        self.checks = RequestChecks(
+            model.role, config.vocab_size, boundaries.block_tokens, self.memory.context_tokens_max
+        )
+        self._model = model
+        self._boundaries = boundaries
+        self._clock = clock
+        self._step_limits = _step_limits(model, options)
+        pool = BlockPool(self.memory.blocks)
+        slots = SlotPool(self.memory.slots)
+        self._scheduler = Scheduler(blocks=pool, slots=slots, limits=self._step_limits, stops=self._chunk_stops)
+        caches = model.allocate(blocks=self.memory.blocks, slots=self.memory.slots)
+        image = StateImage(caches, config)
+        self.transfers: Transfers | None = None
+        if store is not None:
+            self.transfers = Transfers(
+                store,
+                block_bytes=image.block_layout.payload_bytes,
+                queue_bytes_max=options.publish_queue_bytes,
+                write_timeout_s=options.publish_timeout_s,
+                deliver=deliver,
+                clock=clock,
+            )
+        self._runner = Runner(model.network, caches)
+        self._restorer = Restorer(
+            image=image, pool=pool, boundaries=boundaries, transfers=self.transfers, options=options
+        )
+        self._publisher = Publisher(
+            image=image,
+            pool=pool,
+            boundaries=boundaries,
+            transfers=self.transfers,
+            options=options,
+            handoff_kind=SnapshotKind.ENCODER if model.role is ModelRole.ENCODER else SnapshotKind.FULL,
+            clock=clock,
+        )
+        self._sequences: dict[RequestId, Sequence] = {}
+        self._arrivals = 0
+        self._events: list[StepEvent] = []
+
+    # Messages from outside. Their events, if any, come with the next step.
+
+    def submit(self, request: EngineRequest) -> None:
+        """Accept a checked request. A live attempt of it must have been superseded before."""
+        assert request.request_id not in self._sequences
+        sequence = self._new_sequence(request)
+        self._sequences[request.request_id] = sequence
+        self._scheduler.add(sequence)
+        if sequence.rows_end == 0:
+            self._hand_over(sequence, Handoff(boundary_tokens=0, kind=None))
+
+    def cancel(self, request_id: RequestId, attempt: int) -> None:
+        """Drop a request without a word. Unknown or ended: does nothing."""
+        sequence = self._live(request_id, attempt)
+        if sequence is not None:
+            self._remove(sequence, Outcome.ABORT)
+
+    def fail(self, request_id: RequestId, attempt: int, error: ServingError) -> None:
+        """End a request with an error. Unknown or ended: does nothing."""
+        sequence = self._live(request_id, attempt)
+        if sequence is not None:
+            self._end_with_error(sequence, error)
+
+    def hand_off(self, request_id: RequestId, attempt: int, handoff: Handoff) -> None:
+        """A request that was waiting for its hand-off goes on. Unknown, ended or repeated: does nothing."""
+        sequence = self._live(request_id, attempt)
+        if sequence is None or not sequence.awaiting:
+            return
+        sequence.awaiting = False
+        usable = handoff.stored and handoff.kind is not None
+        sequence.handoff = handoff if usable else replace(handoff, boundary_tokens=0, kind=None)
+        if usable or handoff.finish_reason is not None:
+            sequence.cached_tokens, sequence.replayed_tokens = handoff.cached_tokens, handoff.replayed_tokens
+        if handoff.first_token is not None:
+            self._append(sequence, handoff.first_token)
+        if handoff.finish_reason is not None:
+            self._end(sequence, Finish(handoff.finish_reason, handoff.matched_stop_id))
+
+    def answer(self, answer: Answer) -> None:
+        """The store has answered. Answers for a holding that has ended are dropped."""
+        if isinstance(answer, RoomFreed):
+            return  # the next step offers again
+        sequence = self._live(answer.owner.request_id, answer.owner.attempt)
+        if sequence is None or sequence.slot is None or sequence.owner != answer.owner:
+            return
+        if isinstance(answer, Loaded):
+            self._resume(sequence, self._restorer.complete(sequence, answer))
+        else:
+            self._hand_over(sequence, self._publisher.left(sequence, answer))
+
+    # What the thread around it wants to know.
+
+    @property
+    def runnable(self) -> bool:
+        """Another step would compute something, without a new message."""
+        return any(_computes(sequence) for sequence in self._scheduler.holding)
+
+    def waiting_counts(self) -> tuple[int, int]:
+        """Requests that hold nothing yet, and how many of those await a hand-off."""
+        waiting = self._scheduler.waiting
+        return len(waiting), sum(sequence.awaiting for sequence in waiting)
+
+    def next_deadline_s(self) -> float | None:
+        """Seconds until the next request runs out of time; None: there is no request."""
+        return min((sequence.request.deadline.remaining_s() for sequence in self._sequences.values()), default=None)
+
+    def load(self) -> RankLoad:
+        scheduler = self._scheduler
+        queued = sum(
+            sequence.rows_pending
+            for sequences in (scheduler.waiting, scheduler.holding)
+            for sequence in sequences
+            if sequence.phase is not Phase.DECODING
+        )
+        return RankLoad(
+            running=len(scheduler.holding),
+            waiting=len(scheduler.waiting),
+            blocks_free=scheduler.blocks.blocks_free,
+            blocks_total=scheduler.blocks.blocks_total,
+            prefill_tokens_queued=queued,
+            slots_total=scheduler.slots.slots_total,
+        )
+
+    def check(self) -> None:
+        """Assert that blocks and slots are conserved."""
+        self._scheduler.check()
+        assert len(self._sequences) == len(self._scheduler.waiting) + len(self._scheduler.holding)
+
+    # One step.
+
+    def step(self) -> list[StepEvent]:
+        """Do one step and return everything that has happened since the last one, in order."""
+        self._expire()
+        self._admit()
+        for sequence in list(self._scheduler.holding):
+            if sequence.is_prefill:
+                self._publisher.publish_blocks(sequence)
+                self._try_leave(sequence)
+        plan = self._scheduler.plan_step()
+        for victim in plan.preempt:
+            self._preempt(victim)
+        self._scheduler.apply_rows(plan)
+        for planned, result in zip(plan.rows, self._run(plan.rows), strict=True):
+            self._commit(planned, result)
+        events, self._events = self._events, []
+        return events
+
+    def _expire(self) -> None:
+        for sequence in list(self._sequences.values()):
+            if sequence.request.deadline.expired:
+                self._end_with_error(sequence, DeadlineError("the request ran out of time"))
+
+    def _admit(self) -> None:
+        while (sequence := self._scheduler.plan_admission(self._restorer.reusable)) is not None:
+            shared = self._restorer.reusable(sequence)
+            self._scheduler.apply_admission(sequence, shared)
+            plan = self._restorer.begin(sequence, shared)
+            if plan is not None:
+                self._resume(sequence, plan)
+
+    def _resume(self, sequence: Sequence, plan: RestorePlan) -> None:
+        """Its state is on the device; what is missing is computed from here on."""
+        self._publisher.unpark(sequence)
+        self._publisher.handoff_read(sequence)
+        if sequence.cached_tokens is None:
+            sequence.cached_tokens, sequence.replayed_tokens = plan.boundary, plan.replayed_tokens
+        decoding = sequence.computed >= sequence.prompt_tokens and sequence.rows_pending == 1
+        sequence.advance(Phase.DECODING if decoding else Phase.PREFILLING)
+        if not sequence.rows_pending:
+            self._rows_done(sequence, None)
+
+    def _preempt(self, victim: Sequence) -> None:
+        if victim.phase is not Phase.LOADING:
+            self._publisher.park(victim)
+        self._publisher.let_go(victim)
+        self._scheduler.apply_preemption(victim)
+
+    def _run(self, rows: Ordered[PlannedRows]) -> list[RowResult]:
+        """Logits, or an error for exactly those sequences whose rows cannot be computed."""
+        if not rows:
+            return []
+        try:
+            return [*self._runner.run(rows)]
+        except AssertionError:
+            raise  # a broken invariant stops the rank
+        except Exception as error:
+            if len(rows) == 1:
+                log.exception("the rows of a request cannot be computed")
+                return [error]
+        log.warning("a step failed, each of its requests runs alone", extra={"requests": len(rows)})
+        return [result for planned in rows for result in self._run([planned])]
+
+    def _commit(self, planned: PlannedRows, result: RowResult) -> None:
+        sequence = planned.sequence
+        if isinstance(result, Exception):
+            self._end_with_error(sequence, InternalError("the model failed on this request"))
+            return
+        sequence.computed = planned.end
+        self._publisher.commit_rows(sequence)
+        if not sequence.rows_pending:
+            self._rows_done(sequence, result)
+
+    def _rows_done(self, sequence: Sequence, logits: NDArray[np.float32] | None) -> None:
+        """A token is due, or the hand-off of a prompt without one."""
+        if logits is None:
+            sequence.leaving = Leaving(first_token=None)
+            self._try_leave(sequence)
+            return
+        try:
+            token = sequence.sampler.draw(logits, position=len(sequence.tokens))
+        except InternalError as error:
+            self._end_with_error(sequence, error)
+            return
+        finish = sequence.finish_rule.check(token.id, output_tokens=sequence.output_tokens + 1)
+        if sequence.is_prefill:
+            self._prefilled(sequence, token, finish)
+            return
+        self._append(sequence, token)
+        if finish is not None:
+            self._end(sequence, finish)
+        else:
+            sequence.advance(Phase.DECODING)
+
+    def _prefilled(self, sequence: Sequence, token: SampledToken, finish: Finish | None) -> None:
+        if finish is None:
+            sequence.leaving = Leaving(first_token=token)
+            self._try_leave(sequence)
+            return
+        handoff = Handoff(
+            boundary_tokens=0,
+            kind=None,
+            first_token=token,
+            finish_reason=finish.reason,
+            matched_stop_id=finish.matched_stop_id,
+            cached_tokens=sequence.cached_tokens or 0,
+            replayed_tokens=sequence.replayed_tokens,
+            exact=sequence.exact,
+        )
+        self._hand_over(sequence, handoff)
+
+    def _try_leave(self, sequence: Sequence) -> None:
+        handoff = self._publisher.try_leave(sequence) if sequence.leaving is not None else None
+        if handoff is not None:
+            self._hand_over(sequence, handoff)
+
+    # Ends. Each owner gives back what it holds.
+
+    def _append(self, sequence: Sequence, token: SampledToken) -> None:
+        sequence.append(token.id)
+        request = sequence.request
+        self._events.append(
+            TokensEvent(request.request_id, request.attempt, (token,), cached_tokens=sequence.cached_tokens)
+        )
+
+    def _hand_over(self, sequence: Sequence, handoff: Handoff) -> None:
+        self._events.append(HandoffEvent(sequence.request.request_id, sequence.request.attempt, handoff))
+        finish = Finish(handoff.finish_reason or FinishReason.STOP, handoff.matched_stop_id)
+        self._report_end(sequence, finish)
+        self._remove(sequence, Outcome.HANDED_OFF, delivered=handoff.stored)
+
+    def _end(self, sequence: Sequence, finish: Finish) -> None:
+        self._report_end(sequence, finish)
+        self._remove(sequence, OUTCOMES[finish.reason])
+
+    def _end_with_error(self, sequence: Sequence, error: ServingError) -> None:
+        self._report_end(sequence, Finish(FinishReason.ERROR), error)
+        self._remove(sequence, Outcome.ERROR)
+
+    def _report_end(self, sequence: Sequence, finish: Finish, error: ServingError | None = None) -> None:
+        self._events.append(
+            FinishedEvent(
+                sequence.request.request_id,
+                sequence.request.attempt,
+                finish.reason,
+                error=error,
+                matched_stop_id=finish.matched_stop_id,
+                cached_tokens=sequence.cached_tokens or 0,
+                replayed_tokens=sequence.replayed_tokens,
+            )
+        )
+
+    def _remove(self, sequence: Sequence, outcome: Outcome, *, delivered: bool = False) -> None:
+        self._publisher.end(sequence, delivered=delivered)
+        self._scheduler.remove(sequence)
+        sequence.finish(outcome)
+        del self._sequences[sequence.request.request_id]
+
+    def _live(self, request_id: RequestId, attempt: int) -> Sequence | None:
+        sequence = self._sequences.get(request_id)
+        return sequence if sequence is not None and sequence.request.attempt == attempt else None
+
+    def _new_sequence(self, request: EngineRequest) -> Sequence:
+        config, tokens = self._model.config, len(request.prompt_ids)
+        handoff_only = request.work is Work.PREFILL and self._model.role is ModelRole.ENCODER
+        self._arrivals += 1
+        return Sequence(
+            request=request,
+            arrival=self._arrivals,
+            prompt_tokens=tokens,
+            rows_end=self._boundaries.encoder_handoff(tokens) if handoff_only else tokens,
+            tokens=list(request.prompt_ids),
+            hashes=list(request.block_hashes) if request.chain_root is not None else [],
+            sampler=Sampler(
+                request.sampling, key=noise_key(request), eos_id=config.eos_token_id, prompt_ids=request.prompt_ids
+            ),
+            finish_rule=FinishRule(
+                params=request.sampling,
+                prompt_tokens=tokens,
+                context_tokens_max=self.memory.context_tokens_max,
+                eos_id=config.eos_token_id,
+            ),
+            awaiting=request.await_handoff,
+        )
+
+    def _chunk_stops(self, sequence: Sequence) -> Ordered[int]:
+        return self._boundaries.turn_borders(sequence.prompt_tokens)
+
+
+def _computes(sequence: Sequence) -> bool:
+    return sequence.phase in (Phase.PREFILLING, Phase.DECODING) and sequence.rows_pending > 0
+
+
+def _step_limits(model: RankModel, options: RankOptions) -> StepLimits:
+    group = model.config.group_tokens
+    for name in ("chunk_tokens", "chunk_tokens_beside_decode"):
+        if getattr(options, name) < group:
+            raise ConfigError(f"{name} must be at least {group} for this model, not {getattr(options, name)}")
+    return StepLimits(
+        chunk_tokens=options.chunk_tokens,
+        chunk_tokens_beside_decode=options.chunk_tokens_beside_decode,
+        group_tokens=group,
+        block_tokens=model.block_tokens,
+    )

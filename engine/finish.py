@@ -1,0 +1,41 @@
+"""When a request ends (`runtime.md` §1.3). Asked once for every committed token, in order."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from .interface import FinishReason
+from .sampling_params import SamplingParams
+
+
+@dataclass(frozen=True, slots=True)
+class Finish:
+    reason: FinishReason
+    matched_stop_id: int | None = None
+    """The entry of `stop_token_ids` that ended it; None for EOS and for lengths."""
+
+
+@dataclass(frozen=True, slots=True)
+class FinishRule:
+    """What ends one request. A stop wins over a length that is reached with the same token."""
+
+    params: SamplingParams
+    prompt_tokens: int
+    context_tokens_max: int
+    eos_id: int
+
+    @property
+    def output_tokens_max(self) -> int:
+        room = self.context_tokens_max - self.prompt_tokens
+        return room if self.params.max_tokens is None else min(self.params.max_tokens, room)
+
+    def check(self, token_id: int, *, output_tokens: int) -> Finish | None:
+        """`output_tokens` counts this token too."""
+        if output_tokens >= self.params.min_tokens:
+            if token_id == self.eos_id and not self.params.ignore_eos:
+                return Finish(FinishReason.STOP)
+            if token_id in self.params.stop_token_ids:
+                return Finish(FinishReason.STOP, matched_stop_id=token_id)
+        if output_tokens >= self.output_tokens_max:
+            return Finish(FinishReason.LENGTH)
+        return None

@@ -1,0 +1,221 @@
+"""The one way out for state: blocks as they fill, turn snapshots at block borders, hand-offs, parking.
+
+What a prefill request leaves is stored before its hand-off is reported. Everything else may be dropped: it is only a
+cache.
+"""
+
+from __future__ import annotations
+
+from whalepod.core.block_keys import BlockKey, block_keys
+from whalepod.core.clock import Clock, Deadline
+from whalepod.kvstore.client import BlockToPut
+from whalepod.kvstore.settings import RETENTION_S_MAX
+from whalepod.kvstore.store_keys import handoff_snapshot_key, turn_snapshot_key
+from whalepod.kvstore.value_format import SnapshotValue
+
+from .block_pool import BlockPool
+from .boundaries import Boundaries
+from .interface import Handoff, SampledToken, SnapshotKind
+from .options import RankOptions
+from .parking import Parked
+from .sequence import Sequence
+from .snapshot_format import bytes_of, mode_of
+from .state_image import StateImage
+from .state_store import HandoffWritten
+from .transfers import BlockWrite, SnapshotWrite, Transfers
+
+TURN_LIFE_S = 600.0
+"""A conversation that pauses for longer resumes by replay (`design.md` §4)."""
+HANDOFF_LIFE_S = RETENTION_S_MAX
+"""The longest there is, because the store evicts what expires first. The reader unlinks it."""
+
+
+class Publisher:
+    """Belongs to the engine's thread."""
+
+    def __init__(
+        self,
+        *,
+        image: StateImage,
+        pool: BlockPool,
+        boundaries: Boundaries,
+        transfers: Transfers | None,
+        options: RankOptions,
+        handoff_kind: SnapshotKind,
+        clock: Clock,
+    ) -> None:
+        self._image = image
+        self._pool = pool
+        self._boundaries = boundaries
+        self._transfers = transfers
+        self._options = options
+        self._handoff_kind = handoff_kind
+        self._clock = clock
+        self._parked_bytes_free = options.parked_bytes
+
+    def commit_rows(self, sequence: Sequence) -> None:
+        """Rows were computed: make full blocks findable, store them, and take a turn snapshot at a border."""
+        block_tokens = self._boundaries.block_tokens
+        for depth in range(len(sequence.blocks_exact), sequence.computed // block_tokens):
+            sequence.blocks_exact.append(sequence.exact)
+            if sequence.shares_prefix and self._options.prefix_reuse:
+                block_hash = sequence.hash_of(depth, block_tokens=block_tokens)
+                self._pool.commit(sequence.blocks[depth], block_hash, exact=sequence.exact)
+        self.publish_blocks(sequence)
+        if sequence.computed % block_tokens == 0:
+            self._publish_turn(sequence)
+
+    def publish_blocks(self, sequence: Sequence) -> None:
+        """Offer full blocks that are not stored yet. Those of a prefill request wait for room, others are dropped."""
+        transfers, size = self._transfers, self._image.block_layout.payload_bytes
+        if transfers is None or not sequence.shares_prefix:
+            return
+        owner = sequence.owner if sequence.is_prefill else None
+        while sequence.blocks_published < len(sequence.blocks_exact):
+            depth = sequence.blocks_published
+            if transfers.has_room(size, owner=owner):
+                payload = self._image.export_block(sequence.blocks[depth])
+                block = BlockToPut(self._key(sequence, depth), payload, exact=sequence.blocks_exact[depth])
+                transfers.write(BlockWrite(block, size, owner, self._deadline(sequence)))
+            elif owner is not None:
+                return
+            sequence.blocks_published += 1
+
+    def try_leave(self, sequence: Sequence) -> Handoff | None:
+        """Take a prefilled prompt's hand-off one step further. Its result, if nothing has to be written for it."""
+        leaving, transfers = sequence.leaving, self._transfers
+        assert leaving is not None
+        if transfers is None or not sequence.shares_prefix:
+            return self._handoff(sequence, stored=False, blocks_stored=0)
+        self.publish_blocks(sequence)
+        if leaving.snapshot_sent or sequence.blocks_published < len(sequence.blocks_exact):
+            return None
+        value = self._snapshot(sequence, self._handoff_kind, leaving.first_token)
+        transfers.write(
+            SnapshotWrite(
+                handoff_snapshot_key(sequence.request.request_id, sequence.request.attempt),
+                value,
+                life_s=HANDOFF_LIFE_S,
+                bytes=bytes_of(value),
+                owner=sequence.owner,
+                deadline=sequence.request.deadline,
+            )
+        )
+        leaving.snapshot_sent = True
+        return None
+
+    def left(self, sequence: Sequence, written: HandoffWritten) -> Handoff:
+        """All that belongs to the hand-off was written, or could not be."""
+        return self._handoff(sequence, stored=written.stored, blocks_stored=written.blocks_stored)
+
+    def park(self, sequence: Sequence) -> None:
+        """Copy a sequence's state to host memory before it gives up its blocks, if there is room.
+
+        With or without it, what the sequence meets when it comes back must be exact. While it still replays there is
+        nothing to keep: it starts over.
+        """
+        if sequence.computed == 0 or sequence.computed < sequence.restored_tokens:
+            return
+        sequence.resumed = True
+        full_blocks = sequence.computed // self._boundaries.block_tokens
+        if full_blocks * self._image.block_layout.payload_bytes > self._parked_bytes_free:
+            return
+        above = sequence.computed > self._boundaries.config.floor(sequence.prompt_tokens)
+        parked = Parked(
+            snapshot=self._snapshot(sequence, SnapshotKind.FULL if above else SnapshotKind.ENCODER, None),
+            payloads=[self._image.export_block(block_id) for block_id in sequence.blocks[:full_blocks]],
+            blocks_exact=tuple(sequence.blocks_exact[:full_blocks]),
+        )
+        if parked.bytes <= self._parked_bytes_free:
+            self._parked_bytes_free -= parked.bytes
+            sequence.parked = parked
+
+    def unpark(self, sequence: Sequence) -> None:
+        """The sequence has resumed, or it has ended."""
+        if sequence.parked is not None:
+            self._parked_bytes_free += sequence.parked.bytes
+            sequence.parked = None
+
+    def let_go(self, sequence: Sequence) -> None:
+        """The sequence is about to give up its slot, and comes back later."""
+        if self._transfers is not None:
+            self._transfers.drop(sequence.owner)
+        if sequence.is_prefill:
+            sequence.blocks_published = 0
+
+    def end(self, sequence: Sequence, *, delivered: bool) -> None:
+        """The sequence is about to end. What it has queued is still written if its result was delivered; a hand-off
+        that nobody will read is removed."""
+        self.unpark(sequence)
+        if self._transfers is None:
+            return
+        if sequence.slot is not None and delivered:
+            self._transfers.let_go(sequence.owner)
+        elif sequence.slot is not None:
+            self._transfers.drop(sequence.owner)
+        abandoned = sequence.leaving is not None and sequence.leaving.snapshot_sent and not delivered
+        if abandoned or sequence.handoff_unread:
+            self._unlink_handoff(sequence)
+
+    def handoff_read(self, sequence: Sequence) -> None:
+        """The sequence has resumed: its hand-off, if it had one, is of no more use."""
+        if sequence.handoff_unread and self._transfers is not None:
+            self._unlink_handoff(sequence)
+        sequence.handoff = None
+
+    def _unlink_handoff(self, sequence: Sequence) -> None:
+        assert self._transfers is not None
+        self._transfers.unlink(handoff_snapshot_key(sequence.request.request_id, sequence.request.attempt))
+
+    def _publish_turn(self, sequence: Sequence) -> None:
+        """Windows at a block border where a next turn may resume, unless something approximate is in them."""
+        transfers, boundary = self._transfers, sequence.computed
+        generated = boundary > sequence.prompt_tokens
+        wanted = generated or boundary in self._boundaries.turn_borders(sequence.prompt_tokens)
+        exact = sequence.exact and self._boundaries.window_start(boundary) >= sequence.windows_exact_from
+        if transfers is None or not sequence.shares_prefix or not exact or not wanted:
+            return
+        value = self._snapshot(sequence, SnapshotKind.ENCODER, None)
+        size = bytes_of(value)
+        if transfers.has_room(size, owner=None):
+            last = self._key(sequence, boundary // self._boundaries.block_tokens - 1)
+            key = turn_snapshot_key(last, mode=mode_of(SnapshotKind.ENCODER))
+            transfers.write(SnapshotWrite(key, value, TURN_LIFE_S, size, None, self._deadline(sequence)))
+
+    def _snapshot(self, sequence: Sequence, kind: SnapshotKind, next_token: SampledToken | None) -> SnapshotValue:
+        assert sequence.slot is not None
+        return self._image.export_snapshot(
+            kind,
+            slot=sequence.slot.index,
+            blocks=sequence.blocks,
+            boundary=sequence.computed,
+            prompt_tokens=sequence.prompt_tokens,
+            exact=sequence.exact,
+            next_token=next_token,
+        )
+
+    def _key(self, sequence: Sequence, depth: int) -> BlockKey:
+        sequence.hash_of(depth, block_tokens=self._boundaries.block_tokens)
+        root = sequence.request.chain_root
+        assert root is not None
+        return block_keys(sequence.hashes[: depth + 1], root=root)[depth]
+
+    def _deadline(self, sequence: Sequence) -> Deadline:
+        """A prefill request waits for its blocks; the others' may be stored after the request has ended."""
+        if sequence.is_prefill:
+            return sequence.request.deadline
+        return Deadline.after(self._options.publish_timeout_s, self._clock)
+
+    def _handoff(self, sequence: Sequence, *, stored: bool, blocks_stored: int) -> Handoff:
+        leaving = sequence.leaving
+        assert leaving is not None
+        return Handoff(
+            boundary_tokens=sequence.computed if stored else 0,
+            kind=self._handoff_kind if stored else None,
+            first_token=leaving.first_token if stored else None,
+            cached_tokens=sequence.cached_tokens or 0,
+            replayed_tokens=sequence.replayed_tokens,
+            blocks_stored=blocks_stored,
+            exact=sequence.exact,
+            stored=stored,
+        )

@@ -1,0 +1,178 @@
+"""The one way in for state that was not computed here: prefix hit, hand-off, resume after a preemption.
+
+    admitted ──▶ begin ──▶ complete ──▶ rows from `computed` on
+                   └──▶ store ──▶ Loaded ──▶ complete
+
+Whatever is missing is a smaller boundary, at worst 0, and never an error.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Ordered
+from itertools import takewhile
+
+from whalepod.core.block_keys import block_keys
+from whalepod.core.lifecycle import Phase
+from whalepod.kvstore.store_keys import handoff_snapshot_key, turn_snapshot_key
+from whalepod.kvstore.value_format import SnapshotValue
+
+from .block_pool import BlockPool
+from .boundaries import Boundaries
+from .interface import Fidelity, SnapshotKind
+from .options import RankOptions
+from .restore import Available, RestorePlan, SnapshotAt, Source, plan_restore
+from .sequence import Sequence
+from .snapshot_format import mode_of
+from .state_image import Snapshot, StateImage
+from .state_store import Loaded, LoadJob
+from .transfers import Transfers
+
+
+class Restorer:
+    """Belongs to the engine's thread."""
+
+    def __init__(
+        self,
+        *,
+        image: StateImage,
+        pool: BlockPool,
+        boundaries: Boundaries,
+        transfers: Transfers | None,
+        options: RankOptions,
+    ) -> None:
+        self._image = image
+        self._pool = pool
+        self._boundaries = boundaries
+        self._transfers = transfers
+        self._options = options
+
+    def reusable(self, sequence: Sequence) -> Ordered[int]:
+        """Blocks on the device that hold the beginning of what the sequence needs. Changes nothing."""
+        parked = sequence.parked
+        if parked is not None and not all(parked.blocks_exact):
+            return ()  # another request's approximate block is not the same as its own
+        exact_only = parked is not None or sequence.fidelity is Fidelity.EXACT
+        return self._pool.find(sequence.hashes[: self._blocks_wanted(sequence)], exact_only=exact_only)
+
+    def begin(self, sequence: Sequence, shared: Ordered[int]) -> RestorePlan | None:
+        """The sequence has its slot and blocks, `shared` first. None: it is loading, and `complete` will say more."""
+        sequence.blocks_exact = [self._pool.is_exact(block_id) for block_id in shared]
+        if sequence.parked is not None:
+            payloads = sequence.parked.payloads[len(shared) :]
+            flags = sequence.parked.blocks_exact[len(shared) :]
+            return self._restore(sequence, payloads, flags, own=sequence.parked.snapshot, turn=None)
+        job = self._job(sequence)
+        if job is None or self._transfers is None:
+            return self._restore(sequence, (), (), own=None, turn=None)
+        sequence.advance(Phase.LOADING)
+        self._transfers.load(job)
+        return None
+
+    def complete(self, sequence: Sequence, loaded: Loaded) -> RestorePlan:
+        """The store has answered."""
+        plan = self._restore(
+            sequence, loaded.payloads, loaded.exact, own=loaded.own_snapshot, turn=loaded.turn_snapshot
+        )
+        if sequence.is_prefill and loaded.present_stored < loaded.job.blocks_present:
+            sequence.blocks_published = loaded.present_stored
+        return plan
+
+    def _blocks_wanted(self, sequence: Sequence) -> int:
+        """Leading full blocks that would be used if all were found."""
+        if sequence.parked is not None:
+            return sequence.parked.snapshot.boundary_tokens // self._boundaries.block_tokens
+        if sequence.handoff is not None and sequence.handoff_unread:
+            return sequence.handoff.boundary_tokens // self._boundaries.block_tokens
+        if not self._options.prefix_reuse:
+            return 0
+        length = sequence.prompt_tokens
+        return self._boundaries.hit(stored_tokens=length, prompt_tokens=length) // self._boundaries.block_tokens
+
+    def _job(self, sequence: Sequence) -> LoadJob | None:
+        """What to ask the store for; None if nothing it has could help."""
+        request, wanted = sequence.request, self._blocks_wanted(sequence)
+        handed = sequence.handoff_unread
+        if request.chain_root is None or not (wanted or handed):
+            return None
+        strict = sequence.fidelity is Fidelity.EXACT
+        present = len(sequence.blocks_exact)
+        if present == wanted and not handed and not strict and not sequence.is_prefill:
+            return None
+        keys = block_keys(sequence.hashes[:wanted], root=request.chain_root)
+
+        def turn_key(blocks: int) -> bytes | None:
+            tokens = blocks * self._boundaries.block_tokens
+            boundary = self._boundaries.hit(stored_tokens=tokens, prompt_tokens=sequence.prompt_tokens)
+            depth = boundary // self._boundaries.block_tokens - 1
+            return turn_snapshot_key(keys[depth], mode=mode_of(SnapshotKind.ENCODER)) if depth >= 0 else None
+
+        return LoadJob(
+            owner=sequence.owner,
+            keys=keys,
+            blocks_present=present,
+            confirm_present=sequence.is_prefill,
+            exact_only=strict,
+            deadline=request.deadline.earlier(self._options.load_timeout_s),
+            own_snapshot=handoff_snapshot_key(request.request_id, request.attempt) if handed else None,
+            turn_snapshot=turn_key if strict else None,
+        )
+
+    def _restore(
+        self,
+        sequence: Sequence,
+        payloads: Ordered[memoryview],
+        flags: Ordered[bool],
+        *,
+        own: SnapshotValue | None,
+        turn: SnapshotValue | None,
+    ) -> RestorePlan:
+        self._import_blocks(sequence, payloads, flags)
+        own_snapshot = self._own(sequence, own)
+        turn_snapshot = self._parse(turn, SnapshotKind.ENCODER)
+        available = Available(
+            blocks=len(sequence.blocks_exact),
+            blocks_exact=sum(takewhile(bool, sequence.blocks_exact)),
+            own_snapshot=_at(own_snapshot),
+            turn_snapshot=_at(turn_snapshot),
+        )
+        # A parked state is the request's own, exact or not; nothing better can be computed from what it has.
+        fidelity = Fidelity.FAST if sequence.parked is not None else sequence.fidelity
+        plan = plan_restore(
+            available, prompt_tokens=sequence.prompt_tokens, fidelity=fidelity, boundaries=self._boundaries
+        )
+        used = {Source.OWN_SNAPSHOT: own_snapshot, Source.TURN_SNAPSHOT: turn_snapshot}.get(plan.source)
+        if used is not None:
+            assert sequence.slot is not None
+            self._image.import_snapshot(used, slot=sequence.slot.index, blocks=sequence.blocks)
+        sequence.resume_from(plan)
+        sequence.blocks_published = max(sequence.blocks_published, len(sequence.blocks_exact))
+        return plan
+
+    def _import_blocks(self, sequence: Sequence, payloads: Ordered[memoryview], flags: Ordered[bool]) -> None:
+        present = len(sequence.blocks_exact)
+        for depth, (payload, exact) in enumerate(zip(payloads, flags, strict=True), start=present):
+            self._image.import_block(sequence.blocks[depth], payload)
+            if sequence.shares_prefix and self._options.prefix_reuse:
+                self._pool.commit(sequence.blocks[depth], sequence.hashes[depth], exact=exact)
+            sequence.blocks_exact.append(exact)
+
+    def _own(self, sequence: Sequence, value: SnapshotValue | None) -> Snapshot | None:
+        """This request's own snapshot, if it is well-formed and is what was announced."""
+        if sequence.parked is not None:
+            return self._parse(value, None)
+        handoff = sequence.handoff
+        snapshot = self._parse(value, handoff.kind) if handoff is not None and handoff.kind is not None else None
+        if snapshot is None or handoff is None or snapshot.boundary != handoff.boundary_tokens:
+            return None
+        next_token = snapshot.state.next_token
+        known = sequence.tokens[snapshot.boundary : snapshot.boundary + 1]
+        agrees = snapshot.kind is SnapshotKind.ENCODER or (next_token is not None and [next_token.id] == known)
+        return snapshot if agrees and snapshot.state.prompt_tokens == sequence.prompt_tokens else None
+
+    def _parse(self, value: SnapshotValue | None, kind: SnapshotKind | None) -> Snapshot | None:
+        snapshot = self._image.parse(value) if value is not None else None
+        return snapshot if snapshot is not None and kind in (None, snapshot.kind) else None
+
+
+def _at(snapshot: Snapshot | None) -> SnapshotAt | None:
+    return SnapshotAt(snapshot.boundary, snapshot.exact) if snapshot is not None else None

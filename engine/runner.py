@@ -1,0 +1,48 @@
+"""Runs the rows of a step: sequences in, logits out. The only line of the engine that touches the network."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Ordered
+
+import numpy as np
+from numpy.typing import NDArray
+
+from whalepod.model.batch import Segment
+from whalepod.model.caches import Caches
+from whalepod.model.config import ModelConfig
+from whalepod.model.network import Network
+
+from .scheduler import PlannedRows
+
+
+class Runner:
+    """One network over one set of caches."""
+
+    def __init__(self, network: Network, caches: Caches) -> None:
+        self._network = network
+        self._caches = caches
+
+    def run(self, rows: Ordered[PlannedRows]) -> list[NDArray[np.float32] | None]:
+        """Compute the rows. For each: logits [vocab] float32 of its last row if a token is due after it, else None."""
+        segments = [segment_of(planned, self._network.config) for planned in rows]
+        logits = iter(self._network.forward(segments, self._caches).float().numpy())
+        return [next(logits) if segment.logits_start is not None else None for segment in segments]
+
+
+def segment_of(planned: PlannedRows, config: ModelConfig) -> Segment:
+    """What the network is told about these rows. Rows that end before L need no logits, whatever comes after them."""
+    sequence, start = planned.sequence, planned.sequence.computed
+    assert sequence.slot is not None
+    last = planned.end == len(sequence.tokens)
+    look_back = config.engram_max_ngram_size - 1
+    return Segment(
+        slot=sequence.slot.index,
+        block_table=sequence.blocks,
+        start=start,
+        token_ids=sequence.tokens[start : planned.end],
+        history=sequence.tokens[max(0, start - look_back) : start],
+        floor=config.floor(sequence.prompt_tokens),
+        window_start=sequence.window_start,
+        write_start=sequence.write_start,
+        logits_start=planned.end - 1 if last else None,
+    )

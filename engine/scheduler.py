@@ -1,0 +1,232 @@
+"""What one step computes, and for whom. `plan_*` decides and changes nothing; `Scheduler` applies. No clock, no I/O,
+no tensor.
+
+    waiting ──admit──▶ holding: loading ▶ prefilling ▶ decoding ──▶ gone
+       ▲                        │
+       └──────preempt───────────┘
+
+First come, first served: the first request that does not fit ends admission, and nobody is preempted for one that
+came later.
+"""
+
+from __future__ import annotations
+
+import bisect
+from collections.abc import Callable, Iterable
+from collections.abc import Sequence as Ordered
+from dataclasses import dataclass
+
+from whalepod.core.lifecycle import Phase
+
+from .block_pool import BlockPool, SlotPool
+from .sequence import Sequence
+
+
+@dataclass(frozen=True, slots=True)
+class StepLimits:
+    """`chunk_tokens` prompt rows in a step, or `chunk_tokens_beside_decode` if it has decode rows. Chunks that do not
+    reach a stop end at multiples of `group_tokens`; a chunk never crosses a stop of its sequence."""
+
+    chunk_tokens: int
+    chunk_tokens_beside_decode: int
+    group_tokens: int
+    block_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedRows:
+    """Rows `sequence.computed` … `end - 1`. `new_blocks` are taken for them."""
+
+    sequence: Sequence
+    end: int
+    new_blocks: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class StepPlan:
+    preempt: tuple[Sequence, ...]
+    """These give up everything first, latest arrival first."""
+    rows: tuple[PlannedRows, ...]
+    """Decode rows, then chunks, each in order of arrival."""
+
+
+def plan_admission(
+    waiting: Iterable[Sequence],
+    *,
+    slots_free: int,
+    blocks_free: int,
+    blocks_watermark: int,
+    blocks_wanted: Callable[[Sequence], int],
+    anyone_holds: bool,
+) -> Sequence | None:
+    """The waiting sequence that gets a slot and blocks now, if any: the first in order of arrival, if it fits.
+
+    The watermark stays free for those that run, so that admission does not cause the next preemption; who runs alone
+    may take everything.
+    """
+    first = next((sequence for sequence in waiting if not sequence.awaiting), None)
+    if first is None or not slots_free:
+        return None
+    reserve = blocks_watermark if anyone_holds else 0
+    return first if blocks_wanted(first) + reserve <= blocks_free else None
+
+
+def plan_step(
+    holding: Ordered[Sequence],
+    *,
+    blocks_free: int,
+    blocks_released: Callable[[Sequence], int],
+    stops: Callable[[Sequence], Ordered[int]],
+    limits: StepLimits,
+) -> StepPlan:
+    """One step of the sequences that hold a slot, in order of arrival.
+
+    Every decoding sequence gets its row; where a block is missing the latest arrival is preempted, perhaps the one
+    that asks. Then chunks, under a budget. `blocks_released` says how many blocks a sequence's leaving would free,
+    `stops` where its chunks must end, ascending.
+    """
+    preempted: list[Sequence] = []
+    rows: list[PlannedRows] = []
+    for sequence in holding:
+        if sequence.phase is not Phase.DECODING or sequence in preempted:
+            continue
+        new_blocks = _blocks_missing(sequence, sequence.computed + 1, limits)
+        while new_blocks > blocks_free and sequence not in preempted:
+            victim = _latest(holding, preempted)
+            preempted.append(victim)
+            blocks_free += blocks_released(victim)
+        if sequence not in preempted:
+            rows.append(PlannedRows(sequence, sequence.computed + 1, new_blocks))
+            blocks_free -= new_blocks
+    budget = limits.chunk_tokens_beside_decode if rows else limits.chunk_tokens
+    for sequence in holding:
+        if sequence.phase is not Phase.PREFILLING or sequence in preempted:
+            continue
+        end = chunk_end(sequence, stops=stops(sequence), budget=budget, group_tokens=limits.group_tokens)
+        if end > sequence.computed:
+            rows.append(PlannedRows(sequence, end))
+            budget -= end - sequence.computed
+    return StepPlan(tuple(preempted), tuple(rows))
+
+
+def chunk_end(sequence: Sequence, *, stops: Ordered[int], budget: int, group_tokens: int) -> int:
+    """Where the next chunk of a sequence ends; `computed` if no chunk fits into the budget."""
+    next_stop = bisect.bisect_right(stops, sequence.computed)
+    limit = min(sequence.rows_end, stops[next_stop]) if next_stop < len(stops) else sequence.rows_end
+    end = sequence.computed + budget
+    if end >= limit:
+        return limit
+    return max(sequence.computed, end - end % group_tokens)
+
+
+def _blocks_missing(sequence: Sequence, rows: int, limits: StepLimits) -> int:
+    return max(0, -(-rows // limits.block_tokens) - len(sequence.blocks))
+
+
+def _latest(holding: Ordered[Sequence], preempted: list[Sequence]) -> Sequence:
+    """The latest arrival that still holds blocks. A finished prompt that waits for its hand-off is about to leave
+    anyway."""
+    return next(
+        sequence
+        for sequence in reversed(holding)
+        if sequence not in preempted and (sequence.phase is not Phase.PREFILLING or sequence.rows_pending)
+    )
+
+
+class Scheduler:
+    """Owns the queues and the pools; every change of who holds what goes through here."""
+
+    def __init__(
+        self, *, blocks: BlockPool, slots: SlotPool, limits: StepLimits, stops: Callable[[Sequence], Ordered[int]]
+    ) -> None:
+        self.blocks = blocks
+        self.slots = slots
+        self._limits = limits
+        self._stops = stops
+        self._watermark = max(1, blocks.blocks_total // 100)
+        self._waiting: list[Sequence] = []
+        self._holding: list[Sequence] = []
+
+    @property
+    def waiting(self) -> Ordered[Sequence]:
+        """Holding nothing, in order of arrival; those that await a hand-off too."""
+        return self._waiting
+
+    @property
+    def holding(self) -> Ordered[Sequence]:
+        """Holding a slot, in order of arrival."""
+        return self._holding
+
+    def add(self, sequence: Sequence) -> None:
+        bisect.insort(self._waiting, sequence, key=_arrival)
+
+    def plan_admission(self, reusable: Callable[[Sequence], Ordered[int]]) -> Sequence | None:
+        """Who is admitted next. `reusable` finds the blocks that a sequence would share."""
+        return plan_admission(
+            self._waiting,
+            slots_free=self.slots.slots_free,
+            blocks_free=self.blocks.blocks_free,
+            blocks_watermark=self._watermark,
+            blocks_wanted=lambda sequence: self._wanted(sequence, reusable(sequence)),
+            anyone_holds=bool(self._holding),
+        )
+
+    def apply_admission(self, sequence: Sequence, shared: Ordered[int]) -> None:
+        """Give it a slot, the blocks it shares, and fresh ones for all rows that are to be computed."""
+        self._waiting.remove(sequence)
+        bisect.insort(self._holding, sequence, key=_arrival)
+        sequence.slot = self.slots.acquire()
+        self.blocks.retain(shared)
+        fresh = self.blocks.allocate(self._blocks_of(sequence.rows_end) - len(shared))
+        sequence.blocks = [*shared, *fresh]
+
+    def plan_step(self) -> StepPlan:
+        return plan_step(
+            self._holding,
+            blocks_free=self.blocks.blocks_free,
+            blocks_released=lambda sequence: self.blocks.held_once_among(sequence.blocks),
+            stops=self._stops,
+            limits=self._limits,
+        )
+
+    def apply_preemption(self, sequence: Sequence) -> None:
+        """Take everything back; it waits in its old place."""
+        self._give_back(sequence)
+        sequence.advance(Phase.WAITING)
+        self.add(sequence)
+
+    def apply_rows(self, plan: StepPlan) -> None:
+        """Take the blocks that the planned rows need."""
+        for rows in plan.rows:
+            rows.sequence.blocks += self.blocks.allocate(rows.new_blocks)
+
+    def remove(self, sequence: Sequence) -> None:
+        """A sequence ends, wherever it is."""
+        if sequence.slot is None:
+            self._waiting.remove(sequence)
+        else:
+            self._give_back(sequence)
+
+    def check(self) -> None:
+        """Assert that blocks and slots are conserved."""
+        self.blocks.check([sequence.blocks for sequence in self._holding])
+        self.slots.check([sequence.slot for sequence in self._holding if sequence.slot is not None])
+        assert all(sequence.slot is None and not sequence.blocks for sequence in self._waiting)
+
+    def _give_back(self, sequence: Sequence) -> None:
+        assert sequence.slot is not None
+        self._holding.remove(sequence)
+        self.slots.release(sequence.slot)
+        self.blocks.release(sequence.blocks)
+        sequence.slot, sequence.blocks = None, []
+
+    def _wanted(self, sequence: Sequence, shared: Ordered[int]) -> int:
+        """Free blocks that admission takes: those held by others cost nothing, idle ones stop being free."""
+        return self._blocks_of(sequence.rows_end) - len(shared) + self.blocks.idle_among(shared)
+
+    def _blocks_of(self, rows: int) -> int:
+        return -(-rows // self._limits.block_tokens)
+
+
+def _arrival(sequence: Sequence) -> int:
+    return sequence.arrival

@@ -1,0 +1,151 @@
+"""A request while it lives on a rank: its tokens, what of its state is computed, and what it holds."""
+
+from __future__ import annotations
+
+import collections.abc
+from dataclasses import dataclass, field
+
+from whalepod.core.block_keys import BlockHash, derive_block_hashes
+from whalepod.core.lifecycle import Lifecycle, Outcome, Phase
+
+from .block_pool import Slot
+from .finish import FinishRule
+from .interface import EngineRequest, Fidelity, Handoff, SampledToken, Work
+from .parking import Parked
+from .restore import RestorePlan
+from .sampling import Sampler
+from .state_store import Owner
+
+
+@dataclass(slots=True)
+class Leaving:
+    """A prompt is computed, and its hand-off is being written."""
+
+    first_token: SampledToken | None
+    snapshot_sent: bool = False
+
+
+@dataclass(slots=True, eq=False)
+class Sequence:
+    """Mutable, owned by the engine's thread.
+
+    Between steps, rows 0 … computed - 1 have their state on the device (if the sequence holds a slot), and tokens up to
+    `len(tokens)` are known. `prompt_tokens` is L for the whole life of the request, also after a preemption.
+    """
+
+    request: EngineRequest
+    arrival: int
+    """Order of acceptance. Earlier ones come first everywhere."""
+    prompt_tokens: int
+    rows_end: int
+    """Rows that are to be computed before the next token, or the hand-off, is due."""
+    tokens: list[int]
+    """Prompt and output."""
+    hashes: list[BlockHash]
+    """Of the full blocks, as far as they are known; empty if the request shares no prefix."""
+    sampler: Sampler
+    finish_rule: FinishRule
+
+    lifecycle: Lifecycle = field(default_factory=Lifecycle)
+    awaiting: bool = False
+    """Holds a soft slot until its hand-off is known."""
+    handoff: Handoff | None = None
+    parked: Parked | None = None
+
+    slot: Slot | None = None
+    blocks: list[int] = field(default_factory=list)
+    computed: int = 0
+    window_start: int = 0
+    write_start: int = 0
+    exact: bool = True
+    """Nothing approximate is in the state computed here."""
+    windows_exact_from: int = 0
+    """Window rows up to the last KV source are exact from here on, for any request with this prefix."""
+    resumed: bool = False
+    """It was preempted: what it meets again must be exact (`design.md` §4)."""
+    restored_tokens: int = 0
+    """The boundary of the last restore: rows below it were not first computed here."""
+    blocks_exact: list[bool] = field(default_factory=list)
+    """One flag for each leading block that is full of computed or loaded rows."""
+    blocks_published: int = 0
+    """Leading blocks that are stored, or whose writing was decided."""
+    leaving: Leaving | None = None
+    """A prefilled prompt whose state is being stored."""
+
+    cached_tokens: int | None = None
+    """R, known after the first restore."""
+    replayed_tokens: int = 0
+
+    @property
+    def owner(self) -> Owner:
+        """Names this holding of a slot. The sequence must hold one."""
+        assert self.slot is not None
+        return Owner(self.request.request_id, self.request.attempt, self.slot.generation)
+
+    @property
+    def phase(self) -> Phase:
+        return self.lifecycle.phase
+
+    @property
+    def output_ids(self) -> collections.abc.Sequence[int]:
+        return self.tokens[self.prompt_tokens :]
+
+    @property
+    def output_tokens(self) -> int:
+        return len(self.tokens) - self.prompt_tokens
+
+    @property
+    def rows_pending(self) -> int:
+        return self.rows_end - self.computed
+
+    @property
+    def is_prefill(self) -> bool:
+        return self.request.work is Work.PREFILL
+
+    @property
+    def shares_prefix(self) -> bool:
+        return self.request.chain_root is not None
+
+    @property
+    def handoff_unread(self) -> bool:
+        """A snapshot was announced and may still be in the store."""
+        return self.handoff is not None and self.handoff.boundary_tokens > 0
+
+    @property
+    def fidelity(self) -> Fidelity:
+        return Fidelity.EXACT if self.resumed else self.request.fidelity
+
+    def advance(self, phase: Phase) -> None:
+        if self.phase is not phase:
+            self.lifecycle = self.lifecycle.advance(phase)
+
+    def finish(self, outcome: Outcome) -> None:
+        self.lifecycle = self.lifecycle.finish(outcome)
+
+    def resume_from(self, plan: RestorePlan) -> None:
+        """Rows below the plan's start are as if they had been computed here."""
+        self.computed = plan.start
+        self.restored_tokens = plan.boundary
+        self.window_start = plan.window_start
+        self.write_start = plan.write_start
+        kept = self.windows_exact_from if self.parked is not None else 0
+        self.windows_exact_from = max(kept, plan.windows_exact_from)
+        self.exact = plan.exact
+
+    def append(self, token_id: int) -> None:
+        """A token was drawn, here or by the rank before."""
+        self.tokens.append(token_id)
+        self.sampler.observe(token_id)
+        self.rows_end = len(self.tokens)
+
+    def hash_of(self, depth: int, *, block_tokens: int) -> BlockHash:
+        """Hash of a full block whose tokens are known. Generated blocks carry on the prompt's chain."""
+        root = self.request.chain_root
+        assert root is not None
+        while len(self.hashes) <= depth:
+            start = len(self.hashes) * block_tokens
+            parent = self.hashes[-1] if self.hashes else root
+            self.hashes += derive_block_hashes(
+                self.tokens[start : start + block_tokens], root=parent, block_tokens=block_tokens
+            )
+        return self.hashes[depth]

@@ -1,0 +1,122 @@
+"""What a rank asks of the store, and how a prefix is fetched from it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from whalepod.core.block_keys import RUN_BLOCKS, BlockKey
+from whalepod.core.clock import Deadline
+from whalepod.core.ids import RequestId
+from whalepod.kvstore.client import BlockToPut, Fetched
+from whalepod.kvstore.value_format import SnapshotValue
+
+FETCH_RUNS_MAX = 16
+"""Runs of blocks that one read asks for at most."""
+
+
+class StateStore(Protocol):
+    """What a rank asks of the store (`kvstore/client.py`). No call raises for a fault of the store."""
+
+    def lookup(self, keys: Sequence[BlockKey], *, deadline: Deadline) -> int: ...
+
+    def fetch_blocks(
+        self, keys: Sequence[BlockKey], buffers: Sequence[memoryview], *, deadline: Deadline, exact_only: bool = False
+    ) -> Fetched: ...
+
+    def put_blocks(self, blocks: Sequence[BlockToPut], *, deadline: Deadline) -> int: ...
+
+    def put_snapshot(self, key: bytes, value: SnapshotValue, *, ttl_s: float, deadline: Deadline) -> bool: ...
+
+    def get_snapshot(self, key: bytes, *, deadline: Deadline, unlink: bool = False) -> SnapshotValue | None: ...
+
+    def unlink(self, keys: Sequence[bytes], *, deadline: Deadline) -> int: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Owner:
+    """Whose transfer this is. An answer for an earlier holding of the same request carries an older generation."""
+
+    request_id: RequestId
+    attempt: int
+    generation: int
+
+
+@dataclass(frozen=True, slots=True)
+class LoadJob:
+    """Find the blocks after those on the device, and windows to go with them."""
+
+    owner: Owner
+    keys: Sequence[BlockKey]
+    """Of the blocks wanted, depth 0 first."""
+    blocks_present: int
+    """Leading ones that are on the device."""
+    confirm_present: bool
+    """Also ask whether those are stored."""
+    exact_only: bool
+    deadline: Deadline
+    own_snapshot: bytes | None = None
+    """Store key of this request's own snapshot."""
+    turn_snapshot: Callable[[int], bytes | None] | None = None
+    """Given the leading blocks available: store key of the turn snapshot to look for."""
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """What was found. `payloads[i]` is block `job.blocks_present + i`."""
+
+    job: LoadJob
+    payloads: Sequence[memoryview] = ()
+    exact: Sequence[bool] = ()
+    present_stored: int = 0
+    """Leading blocks of those present that the store seems to hold, if that was asked."""
+    own_snapshot: SnapshotValue | None = None
+    turn_snapshot: SnapshotValue | None = None
+
+    @property
+    def owner(self) -> Owner:
+        return self.job.owner
+
+
+@dataclass(frozen=True, slots=True)
+class HandoffWritten:
+    """All writes of a hand-off have been tried. `stored`: the store has acknowledged every one of them."""
+
+    owner: Owner
+    stored: bool
+    blocks_stored: int
+
+
+@dataclass(frozen=True, slots=True)
+class RoomFreed:
+    """Something of a hand-off that had no room may be offered again."""
+
+
+Answer = Loaded | HandoffWritten | RoomFreed
+
+
+def run_load(store: StateStore, job: LoadJob, *, block_bytes: int) -> Loaded:
+    """Own snapshot, then blocks run by run up to the first that is missing, then a turn snapshot where they end."""
+    own = store.get_snapshot(job.own_snapshot, deadline=job.deadline) if job.own_snapshot else None
+    present_stored = 0
+    if job.confirm_present and job.blocks_present:
+        present_stored = store.lookup(job.keys[: job.blocks_present], deadline=job.deadline)
+    payloads: list[memoryview] = []
+    exact: list[bool] = []
+    runs = 1  # a miss costs one small read; a long prefix soon comes in large ones
+    while job.blocks_present + len(payloads) < len(job.keys):
+        first = job.blocks_present + len(payloads)
+        keys = job.keys[first : first + runs * RUN_BLOCKS - first % RUN_BLOCKS]
+        runs = min(2 * runs, FETCH_RUNS_MAX)
+        buffers = [memoryview(bytearray(block_bytes)) for _ in keys]
+        fetched = store.fetch_blocks(keys, buffers, deadline=job.deadline, exact_only=job.exact_only)
+        payloads += buffers[: fetched.count]
+        exact += fetched.exact[: fetched.count]
+        if fetched.count < len(keys):
+            break
+    turn = None
+    if job.turn_snapshot is not None:
+        key = job.turn_snapshot(job.blocks_present + len(payloads))
+        turn = store.get_snapshot(key, deadline=job.deadline) if key else None
+    return Loaded(job, payloads, exact, present_stored=present_stored, own_snapshot=own, turn_snapshot=turn)

@@ -1,0 +1,236 @@
+"""Moves stored state between a rank and the store, off the loop's thread.
+
+    loop ──load──────────────▶ [loads]  ──▶ worker ──▶ store ──▶ Loaded ───────────▶ deliver
+    loop ──blocks, snapshots─▶ [writes] ──▶ worker ──▶ store ──▶ HandoffWritten ───▶ deliver
+
+Nothing here knows what the bytes mean. Queues are bounded: loads by the slots of a rank (each has at most one),
+writes by their bytes. Whatever the store does, a load is answered once and so is a hand-off.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from whalepod.core.block_keys import RUN_BLOCKS
+from whalepod.core.clock import SYSTEM_CLOCK, Clock, Deadline
+from whalepod.kvstore.client import BlockToPut
+from whalepod.kvstore.value_format import SnapshotValue
+
+from .state_store import Answer, HandoffWritten, Loaded, LoadJob, Owner, RoomFreed, StateStore, run_load
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class BlockWrite:
+    block: BlockToPut
+    bytes: int
+    owner: Owner | None
+    """The hand-off it belongs to. None: it may be dropped, nobody waits for it."""
+    deadline: Deadline
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotWrite:
+    """With an owner: the last write of a hand-off."""
+
+    key: bytes
+    value: SnapshotValue
+    life_s: float
+    bytes: int
+    owner: Owner | None
+    deadline: Deadline
+
+
+Write = BlockWrite | SnapshotWrite
+
+
+@dataclass(slots=True)
+class _Queue:
+    """Writes of one class, and their bytes."""
+
+    writes: deque[Write]
+    bytes: int = 0
+
+    def put(self, write: Write) -> None:
+        self.writes.append(write)
+        self.bytes += write.bytes
+
+    def take_batch(self) -> list[Write]:
+        """Blocks of one owner, a run at most, or one snapshot; empty if there is nothing."""
+        batch: list[Write] = []
+        while self.writes and len(batch) < RUN_BLOCKS:
+            write = self.writes[0]
+            if batch and (isinstance(write, SnapshotWrite) or write.owner != batch[0].owner):
+                break
+            batch.append(self.writes.popleft())
+            self.bytes -= write.bytes
+            if isinstance(write, SnapshotWrite):
+                break
+        return batch
+
+    def remove(self, owner: Owner) -> None:
+        kept = [write for write in self.writes if write.owner != owner]
+        self.writes, self.bytes = deque(kept), sum(write.bytes for write in kept)
+
+
+@dataclass(slots=True)
+class _HandoffProgress:
+    blocks_stored: int = 0
+    failed: bool = False
+
+
+class Transfers:
+    """Thread-safe. `deliver` is called by workers with every answer; it must not block."""
+
+    def __init__(
+        self,
+        store: StateStore,
+        *,
+        block_bytes: int,
+        queue_bytes_max: int,
+        write_timeout_s: float,
+        deliver: Callable[[Answer], None],
+        clock: Clock = SYSTEM_CLOCK,
+    ) -> None:
+        self._store = store
+        self._block_bytes = block_bytes
+        self._queue_bytes_max = queue_bytes_max
+        self._write_timeout_s = write_timeout_s
+        self._deliver = deliver
+        self._clock = clock
+        self._changed = threading.Condition()
+        self._closed = False
+        self._loads: deque[LoadJob] = deque()
+        self._unlinks: deque[bytes] = deque()
+        self._handoff_writes = _Queue(deque())
+        self._other_writes = _Queue(deque())
+        self._handoffs: dict[Owner, _HandoffProgress] = {}
+        self._was_full = False
+
+    # The loop's side.
+
+    def load(self, job: LoadJob) -> None:
+        """Answered by one `Loaded`, unless its owner is dropped first."""
+        with self._changed:
+            self._loads.append(job)
+            self._changed.notify_all()
+
+    def has_room(self, size_bytes: int, *, owner: Owner | None) -> bool:
+        """Whether a write of that size may be queued now. After a no to an owner, `RoomFreed` tells when to ask
+        again."""
+        with self._changed:
+            if owner is None:
+                return self._handoff_writes.bytes + self._other_writes.bytes + size_bytes <= self._queue_bytes_max
+            room = not self._handoff_writes.writes or self._handoff_writes.bytes + size_bytes <= self._queue_bytes_max
+            self._was_full |= not room
+            return room
+
+    def write(self, write: Write) -> None:
+        """Store something some time. Blocks of an owner come before everything that has none; its snapshot comes
+        after all its blocks, is only written if the store took them, and is answered by one `HandoffWritten`."""
+        with self._changed:
+            if write.owner is None:
+                self._other_writes.put(write)
+            else:
+                self._handoffs.setdefault(write.owner, _HandoffProgress())
+                self._handoff_writes.put(write)
+            self._changed.notify_all()
+
+    def let_go(self, owner: Owner) -> None:
+        """Nobody waits for this owner any more: its queued blocks are still written, its load is not made."""
+        with self._changed:
+            self._loads = deque(job for job in self._loads if job.owner != owner)
+            self._handoffs.pop(owner, None)
+
+    def drop(self, owner: Owner) -> None:
+        """As `let_go`, and what it has queued is not written."""
+        self.let_go(owner)
+        with self._changed:
+            self._handoff_writes.remove(owner)
+
+    def unlink(self, key: bytes) -> None:
+        """Remove a snapshot some time, after what is being written now."""
+        with self._changed:
+            self._unlinks.append(key)
+            self._changed.notify_all()
+
+    def close(self) -> None:
+        """Wake the workers up for good. What is queued is forgotten."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+
+    # The workers' side. Each call does one piece of work; False: there is none, or, when waiting, there will be none.
+
+    def work_on_load(self, *, wait: bool) -> bool:
+        with self._changed:
+            if wait:
+                self._changed.wait_for(lambda: self._loads or self._closed)
+            if not self._loads or self._closed:
+                return False
+            job = self._loads.popleft()
+        try:
+            loaded = run_load(self._store, job, block_bytes=self._block_bytes)
+        except Exception:
+            log.exception("a load failed: a miss")
+            loaded = Loaded(job)
+        self._deliver(loaded)
+        return True
+
+    def work_on_write(self, *, wait: bool) -> bool:
+        with self._changed:
+            if wait:
+                self._changed.wait_for(lambda: self._has_writes() or self._closed)
+            if not self._has_writes() or self._closed:
+                return False
+            unlinks, self._unlinks = self._unlinks, deque()
+            batch = self._handoff_writes.take_batch() or self._other_writes.take_batch()
+            room_freed, self._was_full = self._was_full, False
+        if room_freed:
+            self._deliver(RoomFreed())
+        try:
+            if unlinks:
+                self._store.unlink(list(unlinks), deadline=Deadline.after(self._write_timeout_s, self._clock))
+            stored = self._store_batch(batch) if batch else 0
+        except Exception:
+            log.exception("a write failed: not stored")
+            stored = 0
+        if batch and batch[0].owner is not None:
+            self._account(batch[0].owner, batch, stored)
+        return True
+
+    def _has_writes(self) -> bool:
+        return bool(self._handoff_writes.writes or self._other_writes.writes or self._unlinks)
+
+    def _store_batch(self, batch: Sequence[Write]) -> int:
+        """How many leading writes of the batch the store has acknowledged."""
+        head = batch[0]
+        deadline = head.deadline.earlier(self._write_timeout_s)
+        if head.owner is not None and self._has_failed(head.owner):
+            return 0
+        if isinstance(head, SnapshotWrite):
+            return int(self._store.put_snapshot(head.key, head.value, ttl_s=head.life_s, deadline=deadline))
+        blocks = [write.block for write in batch if isinstance(write, BlockWrite)]
+        return self._store.put_blocks(blocks, deadline=deadline)
+
+    def _has_failed(self, owner: Owner) -> bool:
+        with self._changed:
+            progress = self._handoffs.get(owner)
+            return progress is not None and progress.failed
+
+    def _account(self, owner: Owner, batch: Sequence[Write], stored: int) -> None:
+        with self._changed:
+            progress = self._handoffs.get(owner)
+            if progress is None:
+                return
+            progress.failed |= stored < len(batch)
+            if isinstance(batch[0], BlockWrite):
+                progress.blocks_stored += stored
+                return
+            del self._handoffs[owner]
+        self._deliver(HandoffWritten(owner, stored=not progress.failed, blocks_stored=progress.blocks_stored))
