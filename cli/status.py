@@ -1,0 +1,80 @@
+"""`whalepod status`: the ranks of a cluster, as its registry and they themselves say."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from whalepod.cli.cluster_options import with_cluster_config
+from whalepod.cli.user_dirs import state_dir
+from whalepod.cluster.config import ClusterConfig
+from whalepod.cluster.config_sources import load_config
+from whalepod.cluster.liveness import HealthProber, Liveness
+from whalepod.cluster.registration import RankInfo
+from whalepod.cluster.registry import RegistryWatcher
+from whalepod.cluster.serve_lock import serving_record
+
+
+@with_cluster_config
+def status(config: ClusterConfig) -> None:
+    """Show ranks, their load and their health. Without a secret: the cluster that `whalepod serve` started here."""
+    console = Console(highlight=False)
+    if config.secret is None and config.secret_file is None:
+        config = _config_served_here(config.router.http_port, console)
+    ranks, refused, redis_ok = asyncio.run(_look(config))
+    if not redis_ok:
+        console.print(f"the registry at {config.redis_url_or_embedded} does not answer")
+        raise typer.Exit(1)
+    console.print(_table(ranks))
+    for name, reason in refused.items():
+        console.print(f"refused {name}: {reason}")
+    if not ranks or any(liveness is not Liveness.SERVING for _, liveness in ranks):
+        raise typer.Exit(1)
+
+
+def _config_served_here(http_port: int, console: Console) -> ClusterConfig:
+    record = serving_record(state_dir(), http_port)
+    if record is None:
+        console.print(
+            f"no cluster serves on port {http_port} here. Start one with `whalepod serve`, or name another by "
+            "--http-port, or by --redis-url and --secret-file"
+        )
+        raise typer.Exit(1)
+    console.print(f"{record.http_url}, process {record.pid}")
+    return load_config(file=Path(record.config_file))
+
+
+async def _look(config: ClusterConfig) -> tuple[list[tuple[RankInfo, Liveness]], dict[str, str], bool]:
+    """Ranks with what they answer, refused registrations, and whether the registry answered."""
+    watcher = RegistryWatcher(redis_url=config.redis_url_or_embedded, secret=config.cluster_secret())
+    prober = HealthProber()
+    try:
+        await watcher.poll()
+        ranks = sorted(watcher.ranks.values(), key=lambda rank: rank.rank_id)
+        answers = await asyncio.gather(*(prober.probe(rank.address) for rank in ranks))
+        return list(zip(ranks, answers, strict=True)), dict(watcher.refused), watcher.redis_ok
+    finally:
+        await prober.close()
+        await watcher.stop()
+
+
+def _table(ranks: list[tuple[RankInfo, Liveness]]) -> Table:
+    table = Table("rank", "role", "address", "health", "running", "waiting", "blocks used", "context", box=None)
+    for rank, liveness in ranks:
+        load = rank.load
+        health = "draining" if rank.draining else liveness.name.lower().replace("_", " ")
+        table.add_row(
+            rank.rank_id,
+            rank.role.value,
+            rank.address,
+            health,
+            f"{load.running}/{load.slots_total}",
+            str(load.waiting),
+            f"{load.blocks_total - load.blocks_free}/{load.blocks_total}",
+            str(rank.context_tokens_max),
+        )
+    return table
