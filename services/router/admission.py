@@ -73,12 +73,8 @@ class Admission:
             self._leave(weight)
 
     def close(self) -> None:
-        """Admit nobody from now on; whoever waits is told so."""
+        """Refuse newcomers from now on. Whoever waits was promised a turn and gets it."""
         self._closed = True
-        while self._waiters:
-            waiter = self._waiters.popleft()
-            if not waiter.granted.done():
-                waiter.granted.set_exception(UnavailableError("this router is shutting down"))
 
     async def wait_until_idle(self) -> None:
         await self._idle.wait()
@@ -104,11 +100,12 @@ class Admission:
             raise
 
     def _give_up(self, waiter: _Waiter) -> None:
-        if waiter.granted.done() and not waiter.granted.cancelled() and waiter.granted.exception() is None:
-            self._leave(waiter.weight)  # granted in the very moment of leaving
-        elif waiter in self._waiters:
+        if waiter in self._waiters:
             self._waiters.remove(waiter)
-            self._grant()
+            self._grant()  # it may have been too heavy for the room there is; those behind it may not be
+            self._note_idle()
+        elif waiter.granted.done() and not waiter.granted.cancelled():
+            self._leave(waiter.weight)  # granted in the very moment of leaving
 
     def _take(self, weight: int) -> None:
         self._running += weight
@@ -116,9 +113,12 @@ class Admission:
 
     def _leave(self, weight: int) -> None:
         self._running -= weight
-        if self._running == 0:
-            self._idle.set()
         self._grant()
+        self._note_idle()
+
+    def _note_idle(self) -> None:
+        if self._running == 0 and not self._waiters:
+            self._idle.set()
 
     def _grant(self) -> None:
         while self._waiters and self._running + self._waiters[0].weight <= self._running_max:

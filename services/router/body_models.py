@@ -5,7 +5,7 @@ A field with a bad value is an InvalidFieldError that names it; ranges of sampli
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -62,10 +62,8 @@ class SamplingBody(BaseModel):
         if temperature > TEMPERATURE_MAX:
             raise InvalidFieldError("temperature", f"temperature must be in [0, 2], not {temperature}")
         biases = {_token_id(key): bias for key, bias in self.logit_bias.items()}
-        for name, ids in (("stop_token_ids", self.stop_token_ids), ("logit_bias", list(biases))):
-            stranger = next((token_id for token_id in ids if not 0 <= token_id < vocab_size), None)
-            if stranger is not None:
-                raise InvalidFieldError(name, f"{name}: token id {stranger} is not in the vocabulary of {vocab_size}")
+        check_token_ids("stop_token_ids", self.stop_token_ids, vocab_size=vocab_size)
+        check_token_ids("logit_bias", biases, vocab_size=vocab_size)
         return SamplingParams(
             temperature=temperature,
             top_p=top_p,
@@ -162,6 +160,13 @@ def refuse_fields(body: Mapping[str, Any], refused: Mapping[str, str]) -> None:
     for name, reason in refused.items():
         if body.get(name) not in (None, [], {}, "", False):
             raise InvalidFieldError(name, f"{name} is not supported: {reason}")
+
+
+def check_token_ids(field: str, ids: Iterable[int], *, vocab_size: int) -> None:
+    """Raises InvalidFieldError for the first id outside the vocabulary."""
+    stranger = next((token_id for token_id in ids if not 0 <= token_id < vocab_size), None)
+    if stranger is not None:
+        raise InvalidFieldError(field, f"{field}: token id {stranger} is not in the vocabulary of {vocab_size}")
 
 
 def _token_id(key: str) -> int:

@@ -11,15 +11,12 @@ import deepseek_recipe as recipe
 from whalepod.engine.interface import SampledToken
 
 from .chat import ChatRequest, open_chat
-from .chat_choice import ChatEnd
+from .chat_choice import ChatDelta, ChatEnd
 from .completions_http import ResponseHead
 from .front_door import Caller, FrontDoor
 from .http_stream import DONE_FRAME, data_frame
 from .request_record import RequestRecord
 from .usage import Usage, total_usage
-
-NO_USAGE_YET = '"usage":null'
-"""In the parser's compact JSON, where quotes inside strings are escaped, only a chunk without usage has this."""
 
 
 async def chat_answer(
@@ -65,7 +62,7 @@ async def chat_chunks(
         async for index, event in opened.events:
             tokens = event.tokens
             for text in [chunk.to_json() for chunk in event.chunks]:
-                if not rewrite and NO_USAGE_YET in text:
+                if not rewrite and isinstance(event, ChatDelta):
                     yield text
                     continue
                 chunk = json.loads(text)

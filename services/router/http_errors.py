@@ -94,8 +94,16 @@ def plain_error_response(status: int, message: str, *, headers: Mapping[str, str
 
 
 def json_response(body: object, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
-    content = json.dumps(body, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "surrogatepass")
-    return Response(content, status_code=status, headers=dict(headers or {}), media_type="application/json")
+    return Response(
+        json_text(body).encode("utf-8", "replace"),
+        status_code=status,
+        headers=dict(headers or {}),
+        media_type="application/json",
+    )
+
+
+def json_text(body: object) -> str:
+    return json.dumps(body, ensure_ascii=False, separators=(",", ":"))
 
 
 def _body(message: str, entry: HttpError, param: str | None) -> dict[str, object]:

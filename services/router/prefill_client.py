@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
 from typing import Any
 
 import grpc
@@ -19,23 +20,31 @@ from whalepod.rpc.common.v1 import common_pb2
 from whalepod.rpc.prefill.v1 import prefill_pb2, prefill_pb2_grpc
 
 
+@dataclass(slots=True)
+class _Link:
+    channel: grpc.aio.Channel
+    calls: int = 0
+
+
 class PrefillClient:
     """For one event loop."""
 
     def __init__(self, *, on_load: Callable[[RankInfo, RankLoad], None], on_lost: Callable[[RankInfo], None]) -> None:
         self._on_load = on_load
         self._on_lost = on_lost
-        self._channels: dict[str, grpc.aio.Channel] = {}
+        self._links: dict[str, _Link] = {}
 
     async def run(
         self, rank: RankInfo, ticket: common_pb2.SignedTicket, *, deadline: Deadline
     ) -> prefill_pb2.RunResponse:
         """The rank's READY. Cancelling this cancels the work there. Raises the ServingError the rank answered with, or
         WorkerLostError if it did not answer."""
-        channel = self._channels.get(rank.address)
-        if channel is None:
-            channel = self._channels[rank.address] = grpc.aio.insecure_channel(rank.address, options=channel_options())
-        stub: Any = prefill_pb2_grpc.PrefillServiceStub(channel)
+        link = self._links.get(rank.address)
+        if link is None:
+            channel = grpc.aio.insecure_channel(rank.address, options=channel_options())
+            link = self._links[rank.address] = _Link(channel)
+        stub: Any = prefill_pb2_grpc.PrefillServiceStub(link.channel)
+        link.calls += 1
         try:
             response = await stub.Run(prefill_pb2.RunRequest(ticket=ticket), timeout=deadline.remaining_s())
         except grpc.aio.AioRpcError as failure:
@@ -43,14 +52,17 @@ class PrefillClient:
             if isinstance(error, WorkerLostError):
                 self._on_lost(rank)
             raise error from failure
+        finally:
+            link.calls -= 1
         assert isinstance(response, prefill_pb2.RunResponse)
         self._on_load(rank, load_from_proto(response.load))
         return response
 
-    async def forget_all_but(self, addresses: set[str]) -> None:
-        """Close the channels to ranks that are gone."""
-        gone = [address for address in self._channels if address not in addresses]
-        await asyncio.gather(*(self._channels.pop(address).close() for address in gone))
+    async def close_idle_links(self, *, keep: Collection[str]) -> None:
+        """Close the channels to addresses that are not in `keep` and that no call is using."""
+        gone = [address for address, link in self._links.items() if address not in keep and link.calls == 0]
+        await asyncio.gather(*(self._links.pop(address).channel.close() for address in gone))
 
     async def close(self) -> None:
-        await self.forget_all_but(set())
+        links, self._links = self._links, {}
+        await asyncio.gather(*(link.channel.close() for link in links.values()))

@@ -1,0 +1,258 @@
+"""One router's process: the ranks' table, the store's lookup, and the two fronts over one door.
+
+bind ports ─▶ read tokenizer ─▶ watch the registry ─▶ listen ─▶ … ─▶ stop asked
+  ─▶ not ready, refuse newcomers ─▶ let requests finish ─▶ close fronts, streams, registry
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+from collections.abc import Callable
+from random import Random
+
+import uvicorn
+from starlette.types import ASGIApp
+
+from whalepod.cluster.config import ClusterConfig, join_address
+from whalepod.cluster.registry import RegistryWatcher
+from whalepod.core.clock import SYSTEM_CLOCK, Clock
+from whalepod.core.errors import ConfigError
+from whalepod.core.ids import mint_incarnation
+from whalepod.kvstore.client import KvClient
+from whalepod.kvstore.settings import StoreAddress, StoreSettings
+from whalepod.model.config import ModelConfig
+from whalepod.model.tokenizer import Tokenizer
+
+from .admission import Admission
+from .app import HttpFront
+from .decode_stream import DecodeStreams
+from .dispatch import Dispatcher, DispatchOptions
+from .front_door import FrontDoor, ServedModel
+from .grpc_front import GrpcFront
+from .language import Language
+from .placement import Policy, RemotePrefill
+from .prefill_client import PrefillClient
+from .prefix_lookup import PrefixLookup
+from .rank_table import RankDirectory, RankTable
+from .readiness import Readiness
+
+log = logging.getLogger(__name__)
+
+CLOSE_GRACE_S = 1.0
+"""What answers that are still being sent get when draining is over."""
+
+
+async def run_router(
+    config: ClusterConfig,
+    *,
+    stop: asyncio.Event,
+    on_ready: Callable[[], None] | None = None,
+    clock: Clock = SYSTEM_CLOCK,
+) -> None:
+    """Serve until `stop` is set, then drain. Returns when nothing of the router is left.
+
+    `on_ready` is called when both fronts listen; the ranks may still be starting. Raises ConfigError or
+    CheckpointError before serving.
+    """
+    listener = _bind_http(config)
+    try:
+        router = RouterProcess(config, clock=clock)
+        await router.serve(listener, stop=stop, on_ready=on_ready)
+    finally:
+        listener.close()
+
+
+class RouterProcess:
+    """The parts of a running router, and the order in which they start and stop."""
+
+    def __init__(self, config: ClusterConfig, *, clock: Clock) -> None:
+        self._config = config
+        self._watcher = RegistryWatcher(
+            redis_url=config.redis_url_or_embedded,
+            secret=config.cluster_secret(),
+            on_change=lambda _: self._parts.ranks_changed(),
+            clock=clock,
+        )
+        self._parts = RouterParts(config, self._watcher, connect_store=_store_connector(config, clock), clock=clock)
+        self._readiness = Readiness(
+            self._parts.front,
+            needs_prefill=config.prefill.replicas > 0 and config.router.remote_prefill != "never",
+            registry_ok=lambda: self._watcher.redis_ok,
+        )
+        trust = config.router.trust_tenant_header
+        self._grpc = GrpcFront(self._parts.front, trust_tenant_header=trust)
+        self._grpc.bind(join_address(config.host, config.router.grpc_port))
+        app = HttpFront(self._parts.front, self._readiness, trust_tenant_header=trust).app()
+        self._http = http_server(app)
+
+    async def serve(self, listener: socket.socket, *, stop: asyncio.Event, on_ready: Callable[[], None] | None) -> None:
+        http = asyncio.create_task(self._http.serve(sockets=[listener]), name="http")
+        try:
+            await self._watcher.start()
+            await self._grpc.start()
+            await self._until_listening(http)
+            host, router = self._config.host, self._config.router
+            log.info(
+                "router is listening",
+                extra={"http": join_address(host, router.http_port), "grpc": join_address(host, router.grpc_port)},
+            )
+            if on_ready is not None:
+                on_ready()
+            await _first_of(stop, http)
+            await self._drain(router.drain_seconds)
+        finally:
+            self._http.should_exit = True
+            await asyncio.gather(http, return_exceptions=True)
+            await self._grpc.stop(grace_s=CLOSE_GRACE_S)
+            await self._parts.close()
+            await self._watcher.stop()
+
+    async def _until_listening(self, http: asyncio.Task[None]) -> None:
+        while not self._http.started and not http.done():
+            await asyncio.sleep(0.005)
+
+    async def _drain(self, seconds: float) -> None:
+        """Leave the load balancer, take nobody new, and let what is here finish, at most so long."""
+        self._readiness.draining = True
+        await self._grpc.set_serving(serving=False)
+        admission = self._parts.front.admission
+        admission.close()
+        try:
+            async with asyncio.timeout(seconds):
+                await admission.wait_until_idle()
+        except TimeoutError:
+            log.warning("draining took too long", extra={"requests": admission.running})
+
+
+class RouterParts:
+    """Everything of a router but its fronts and its directory of ranks."""
+
+    def __init__(
+        self,
+        config: ClusterConfig,
+        directory: RankDirectory,
+        *,
+        connect_store: Callable[[bytes], KvClient] | None,
+        clock: Clock = SYSTEM_CLOCK,
+    ) -> None:
+        """Raises CheckpointError or ConfigError on a model directory that cannot be served."""
+        router = config.router
+        model_config = ModelConfig.from_dir(config.model_dir)
+        secret = config.cluster_secret()
+        self._table = RankTable(directory)
+        self._streams = DecodeStreams(on_load=self._table.note_load, on_lost=self._table.report_lost, clock=clock)
+        self._prefills = PrefillClient(on_load=self._table.note_load, on_lost=self._table.report_lost)
+        self._language = Language(Tokenizer.from_dir(config.model_dir), model_config, served_name=config.model_name)
+        self._lookup = PrefixLookup(connect_store, clock=clock)
+        self._tidying: set[asyncio.Task[None]] = set()
+        dispatcher = Dispatcher(
+            self._table,
+            self._streams,
+            self._prefills,
+            options=_dispatch_options(config),
+            secret=secret,
+            rng=Random(mint_incarnation()),
+            clock=clock,
+        )
+        admission = Admission(
+            running_max=router.max_concurrent_requests,
+            queue_max=router.queue_size,
+            queue_timeout_s=router.queue_timeout_seconds,
+            clock=clock,
+        )
+        self.front = FrontDoor(
+            _served_model(config, model_config),
+            language=self._language,
+            table=self._table,
+            dispatcher=dispatcher,
+            admission=admission,
+            lookup=self._lookup,
+            secret=secret,
+            clock=clock,
+        )
+
+    def ranks_changed(self) -> None:
+        """The directory's ranks are others now: whoever waits for one looks again, links to the lost are closed."""
+        self._table.wake()
+        addresses = {rank.address for rank in self._table.ranks.values()}
+        task = asyncio.ensure_future(self._prefills.close_idle_links(keep=addresses))
+        self._tidying.add(task)
+        task.add_done_callback(self._tidying.discard)
+
+    async def close(self) -> None:
+        await self._streams.close()
+        await self._prefills.close()
+        await asyncio.gather(*self._tidying, return_exceptions=True)
+        await asyncio.to_thread(self._lookup.close)
+        self._language.close()
+
+
+def http_server(app: ASGIApp) -> uvicorn.Server:
+    """An HTTP server for `app`; `serve(sockets=[…])` runs it until `should_exit` is set."""
+    return uvicorn.Server(
+        uvicorn.Config(
+            app,
+            http="httptools",
+            ws="none",
+            lifespan="off",
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            timeout_graceful_shutdown=max(1, int(CLOSE_GRACE_S)),
+        )
+    )
+
+
+async def _first_of(stop: asyncio.Event, http: asyncio.Task[None]) -> None:
+    stopping = asyncio.ensure_future(stop.wait())
+    try:
+        await asyncio.wait((stopping, http), return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        stopping.cancel()
+
+
+def _bind_http(config: ClusterConfig) -> socket.socket:
+    """Raises ConfigError if the port is taken."""
+    host, port = config.host, config.router.http_port
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((host, port))
+    except OSError as error:
+        listener.close()
+        address = join_address(host, port)
+        raise ConfigError(f"the router cannot listen on {address} (router.http_port): {error.strerror}") from None
+    return listener
+
+
+def _dispatch_options(config: ClusterConfig) -> DispatchOptions:
+    router = config.router
+    return DispatchOptions(
+        remote_prefill=RemotePrefill(router.remote_prefill),
+        remote_prefill_tokens_min=router.remote_prefill_tokens_min,
+        policy=Policy(router.policy),
+        retry_max=router.retry_max,
+        rank_wait_s=router.queue_timeout_seconds,
+    )
+
+
+def _served_model(config: ClusterConfig, model: ModelConfig) -> ServedModel:
+    limit = config.engine.context_tokens_max
+    longest = model.max_position_embeddings
+    return ServedModel(
+        name=config.model_name,
+        context_tokens_max=longest if limit is None else min(limit, longest),
+        block_tokens=config.engine.block_tokens or model.block_tokens,
+        fidelity_default=config.fidelity.default,
+        fidelities=config.fidelity.allowed,
+        request_timeout_s=config.router.request_timeout_seconds,
+    )
+
+
+def _store_connector(config: ClusterConfig, clock: Clock) -> Callable[[bytes], KvClient]:
+    settings = StoreSettings(addresses=(StoreAddress.parse(config.redis_url_or_embedded),))
+    incarnation = mint_incarnation()
+    return lambda namespace: KvClient(settings, namespace=namespace, incarnation=incarnation, clock=clock)
