@@ -1,13 +1,20 @@
 """Checks the model against recorded vectors of the released reference (`whalepod golden`): what a check reports.
 
-A directory tree may hold `units.safetensors` and any number of vector folders (a `ckpt_*` directory beside
-`*.safetensors` files named after set and precision mode). `conformity_sets.py` finds and runs them.
+    conformity_runner.py   finds the vector folders of a directory tree and runs every file in them
+    conformity_folder.py   one folder: its checkpoints, prompts and files
+    conformity_units.py    operations without a checkpoint
+    conformity_rows.py     prefill, decode, selection and tail sets: rows of a prompt through the network
+    conformity_detail.py   every layer's intermediate values, and the caches
+    conformity_engram.py   token map, hash tables and table rows
+
+The directory's format is described in `tests/golden/README.md`.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
 
@@ -17,6 +24,7 @@ from torch import Tensor
 
 LOGITS_TOLERANCE = 1e-4
 """Largest difference of logits that rounding explains: the reference in float64 is within 1.6e-5 of its float32."""
+FAILURES_SHOWN = 3
 
 
 class Status(Enum):
@@ -41,25 +49,28 @@ class SetResult:
 
 @dataclass(slots=True)
 class Comparison:
-    """Collects the differences of one set. Anything that disagrees beyond its tolerance becomes a line of `failures`."""
+    """Collects the differences of one set. Whatever disagrees beyond its tolerance becomes a line of `failures`."""
 
     name: str
-    max_abs: float = 0.0
-    failures: list[str] | None = None
-    notes: str = ""
+    max_abs: float | None = None
+    failures: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
 
     def floats(self, label: str, got: Tensor, wanted: Tensor, *, tolerance: float = LOGITS_TOLERANCE) -> None:
         """Absolute difference of every element at most `tolerance`."""
         if got.shape != wanted.shape:
             self.fail(f"{label}: shape {list(got.shape)}, not {list(wanted.shape)}")
             return
-        if wanted.numel() == 0:
-            return
-        difference = float((got.double() - wanted.double()).abs().max())
-        # A NaN is no number to compare with: it must not pass as "not larger".
-        self.max_abs = max(self.max_abs, difference if difference == difference else float("inf"))
+        difference = largest_difference(got, wanted)
+        self.max_abs = max(self.max_abs or 0.0, difference)
         if not difference <= tolerance:
             self.fail(f"{label}: {difference:.2e} > {tolerance:.0e}")
+
+    def roughly(self, label: str, got: Tensor, wanted: Tensor, *, share: float) -> None:
+        """For arithmetic in bfloat16: largest difference at most `share` of the largest value. No part of `max_abs`."""
+        difference, limit = largest_difference(got, wanted), share * float(wanted.abs().max())
+        if not difference <= limit:
+            self.fail(f"{label}: {difference:.2e} > {limit:.2e}")
 
     def equal(self, label: str, got: Tensor, wanted: Tensor) -> None:
         """Integers or bytes, all the same."""
@@ -69,14 +80,28 @@ class Comparison:
             self.fail(f"{label}: {int((got.long() != wanted.long()).sum())} of {wanted.numel()} differ")
 
     def fail(self, message: str) -> None:
-        self.failures = [*(self.failures or []), message]
+        self.failures.append(message)
+
+    def note(self, message: str) -> None:
+        self.notes.append(message)
 
     def result(self) -> SetResult:
-        if self.failures is None:
-            return SetResult(self.name, Status.PASSED, self.max_abs, self.notes)
-        shown = "; ".join(self.failures[:3])
-        more = f"; {len(self.failures) - 3} more" if len(self.failures) > 3 else ""
-        return SetResult(self.name, Status.FAILED, self.max_abs, shown + more)
+        if not self.failures:
+            return SetResult(self.name, Status.PASSED, self.max_abs, "; ".join(self.notes))
+        more = [f"{len(self.failures) - FAILURES_SHOWN} more"] if len(self.failures) > FAILURES_SHOWN else []
+        return SetResult(self.name, Status.FAILED, self.max_abs, "; ".join(self.failures[:FAILURES_SHOWN] + more))
+
+
+def largest_difference(got: Tensor, wanted: Tensor) -> float:
+    """Infinity if a difference is no number, 0 if there are no elements."""
+    if wanted.numel() == 0:
+        return 0.0
+    difference = float((got.double() - wanted.double()).abs().max())
+    return math.inf if math.isnan(difference) else difference
+
+
+class MissingArrayError(Exception):
+    """A file of vectors lacks an array."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +115,9 @@ class Vectors:
         return cls(load_file(path))
 
     def __getitem__(self, name: str) -> Tensor:
+        """Raises MissingArrayError."""
+        if name not in self.arrays:
+            raise MissingArrayError(name)
         return self.arrays[name]
 
     def __contains__(self, name: str) -> bool:
@@ -101,11 +129,14 @@ class Vectors:
 
     def heads(self) -> list[str]:
         """First parts of the names, each once, in order."""
-        return list(dict.fromkeys(name.split(".", 1)[0] for name in self.arrays))
+        return list(dict.fromkeys(name.split(".", 1)[0] for name in sorted(self.arrays)))
 
 
 def compare(name: str, check: Callable[[Comparison], None]) -> SetResult:
-    """Run one check and report it. A vector that is missing fails the set; a bug of ours is not caught."""
+    """Run one check and report it. An array that the format promises but the file lacks fails the check."""
     comparison = Comparison(name)
-    check(comparison)
+    try:
+        check(comparison)
+    except MissingArrayError as error:
+        comparison.fail(f"the file has no array {error}")
     return comparison.result()

@@ -1,0 +1,118 @@
+"""Finds and runs every set of vectors in a directory tree."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from pathlib import Path
+
+from whalepod.core.errors import CheckpointError, ConfigError
+
+from .conformity import Comparison, SetResult, Status, Vectors, compare
+from .conformity_detail import check_detail
+from .conformity_engram import check_engram
+from .conformity_folder import Mode, VectorFolder, parse_file, vector_folders
+from .conformity_rows import (
+    check_decode,
+    check_prefill,
+    check_selection,
+    check_tail_exact,
+    check_tail_hit,
+    check_tail_kept,
+)
+from .conformity_units import run_unit_sets
+
+UNITS = "units.safetensors"
+
+SetRunner = Callable[[VectorFolder, Vectors, Mode, str], Iterator[SetResult]]
+"""Runs the sets of one file: folder, its arrays, mode, name to report under."""
+Check = Callable[[Comparison, Vectors, VectorFolder, Mode], None]
+
+CHECKS: Mapping[str, Check] = {
+    "prefill": check_prefill,
+    "detail": check_detail,
+    "selection": check_selection,
+    "decode": check_decode,
+}
+NOT_IMPLEMENTED = ("dspark", "vision", "vl", "image_grid")
+"""Drafter and vision encoder."""
+
+
+def run_directory(directory: Path, *, runners: Mapping[str, SetRunner]) -> Iterator[SetResult]:
+    """Every set at or below `directory`, in the order of their paths.
+
+    `runners` checks kinds of sets that need more than the model. Raises ConfigError if `directory` is none or holds no
+    vectors.
+    """
+    if not directory.is_dir():
+        raise ConfigError(f"{directory} is no directory")
+    units = sorted(directory.rglob(UNITS))
+    folders = list(vector_folders(directory))
+    if not units and not folders:
+        raise ConfigError(f"{directory} holds no golden vectors: no {UNITS}, no ckpt_* directory with a config.json")
+    for path in units:
+        yield from run_unit_sets(path, path.relative_to(directory).with_suffix("").as_posix())
+    for folder in folders:
+        yield from _run_folder(folder, runners)
+
+
+def _run_folder(folder: VectorFolder, runners: Mapping[str, SetRunner]) -> Iterator[SetResult]:
+    files = [path for path in folder.files() if path.name != UNITS]
+    if not files:
+        yield SetResult(folder.name, Status.FAILED, detail="the folder has a checkpoint, but no vectors")
+    for path in files:
+        name = f"{folder.name}/{path.stem}"
+        try:
+            yield from _run_file(folder, path, name, runners)
+        except CheckpointError as error:
+            yield SetResult(name, Status.FAILED, detail=str(error))
+
+
+def _run_file(folder: VectorFolder, path: Path, name: str, runners: Mapping[str, SetRunner]) -> Iterator[SetResult]:
+    if path.stem in NOT_IMPLEMENTED:
+        yield SetResult(name, Status.NOT_IMPLEMENTED)
+        return
+    vectors = Vectors.load(path)
+    if path.stem == "engram":
+        yield compare(name, lambda c: check_engram(c, vectors, folder))
+        return
+    file = parse_file(path)
+    if file is None:
+        yield SetResult(name, Status.FAILED, detail="the name says neither set nor precision mode")
+    elif file.kind is not None:
+        yield from _run_set(folder, vectors, file.mode, file.kind, name, runners)
+    else:
+        for kind in vectors.heads():
+            yield from _run_set(folder, vectors.below(f"{kind}."), file.mode, kind, f"{name} {kind}", runners)
+
+
+def _run_set(
+    folder: VectorFolder, vectors: Vectors, mode: Mode, kind: str, name: str, runners: Mapping[str, SetRunner]
+) -> Iterator[SetResult]:
+    if kind in NOT_IMPLEMENTED:
+        yield SetResult(name, Status.NOT_IMPLEMENTED)
+    elif kind in runners:
+        yield from runners[kind](folder, vectors, mode, name)
+    elif kind == "tail":
+        yield from _run_tail(folder, vectors, mode, name)
+    elif kind in CHECKS:
+        check = CHECKS[kind]
+        yield compare(name, lambda c: check(c, vectors, folder, mode))
+    else:
+        yield SetResult(name, Status.FAILED, detail=f"nothing knows sets of kind {kind!r}")
+
+
+def _run_tail(folder: VectorFolder, vectors: Vectors, mode: Mode, name: str) -> Iterator[SetResult]:
+    for head in vectors.heads():
+        label = f"{name} {head}"
+        if head == "exact":
+            yield compare(label, partial(check_tail_exact, vectors=vectors, folder=folder, mode=mode))
+        elif head == "firstwin1":
+            yield compare(label, partial(check_tail_kept, vectors=vectors, folder=folder, mode=mode))
+        elif head == "firstwin0":
+            why = "the last KV source always sees its full window"
+            yield SetResult(label, Status.NOT_APPLICABLE, detail=why)
+        elif head.startswith("hit"):
+            yield compare(label, partial(check_tail_hit, vectors=vectors, folder=folder, mode=mode, head=head))
+        else:
+            yield SetResult(label, Status.FAILED, detail="nothing knows this group of arrays")
