@@ -218,8 +218,8 @@ class Shard:
         with self._lock:
             pause_s = self._settings.probe_interval_s
             if not self._breaker.open:
-                pause_s = min(pause_s, BACKOFF_S * 2**self._attempts_failed) if self._attempts_failed else 0.0
-        return pause_s * self._jitter.uniform(0.75, 1.25)
+                pause_s = min(pause_s, BACKOFF_S * 2 ** (self._attempts_failed - 1)) if self._attempts_failed else 0.0
+        return pause_s * self._jitter.uniform(0.5, 1.0)
 
     def _vacant_lane(self) -> Lane | None:
         for lane in Lane:
@@ -238,7 +238,7 @@ class Shard:
             self._attempts_failed = min(self._attempts_failed + 1, 16)
             self._attempt = None
             self._fail()
-            if self._unusable:
+            if self._unusable or not all(connection.quiet for idle in self._idle.values() for connection in idle):
                 self._drop_idle()
             self._returned.notify_all()
 

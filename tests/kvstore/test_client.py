@@ -1,0 +1,267 @@
+from __future__ import annotations
+
+import threading
+from dataclasses import replace
+
+import pytest
+
+from tests.kvstore.conftest import OpenClient, StartServer
+from tests.kvstore.redis_server import RedisServer
+from tests.kvstore.values import LAYOUT, NAMESPACE, buffers, chain, payload_of, snapshot, soon, to_put
+from whalepod.core.block_keys import RUN_BLOCKS
+from whalepod.core.ids import Incarnation, RequestId
+from whalepod.kvstore.client import BlockToPut, Fetched, KvClient
+from whalepod.kvstore.settings import StoreSettings
+from whalepod.kvstore.store_keys import block_store_key, handoff_snapshot_key, turn_snapshot_key
+from whalepod.kvstore.value_format import HEADER_BYTES, PartKind
+
+HANDOFF = handoff_snapshot_key(RequestId(b"r" * 16), 1)
+
+
+def test_blocks_come_back_as_they_were_put(server: RedisServer, open_client: OpenClient) -> None:
+    writer, reader = open_client(server.address), open_client(server.address, incarnation=2)
+    keys = chain(40)
+    assert writer.lookup(keys, deadline=soon()) == 0
+    assert writer.put_blocks(to_put(keys), deadline=soon()) == 40
+    assert reader.lookup(keys, deadline=soon()) == 40
+    into = buffers(40)
+    assert reader.fetch_blocks(keys, into, deadline=soon()) == Fetched(40, (True,) * 40)
+    assert [bytes(buffer) for buffer in into] == [payload_of(key) for key in keys]
+
+
+def test_a_unix_socket_serves_as_well(server: RedisServer, open_client: OpenClient) -> None:
+    client = open_client(server.unix_address)
+    keys = chain(3)
+    assert client.put_blocks(to_put(keys), deadline=soon()) == 3
+    assert client.fetch_blocks(keys, buffers(3), deadline=soon()).count == 3
+
+
+def test_payloads_may_come_in_pieces_and_buffers_in_any_type(server: RedisServer, open_client: OpenClient) -> None:
+    client = open_client(server.address)
+    key = chain(1)[0]
+    data = payload_of(key)
+    pieces = [memoryview(data[:3000]), bytearray(data[3000:4500]), data[4500:]]
+    assert client.put_blocks([BlockToPut(key, pieces, exact=False)], deadline=soon()) == 1
+    wide = memoryview(bytearray(LAYOUT.payload_bytes)).cast("I", (LAYOUT.payload_bytes // 8, 2))
+    assert client.fetch_blocks([key], [wide], deadline=soon()) == Fetched(1, (False,))
+    assert wide.tobytes() == data
+
+
+@pytest.mark.parametrize("held", [0, 1, 15, 16, 17, 64, 65, 90, 96, 100])
+def test_a_lookup_finds_the_stored_prefix(server: RedisServer, open_client: OpenClient, held: int) -> None:
+    client = open_client(server.address)
+    keys = chain(100)
+    client.put_blocks(to_put(keys[:held]), deadline=soon())
+    assert client.lookup(keys, deadline=soon()) == held
+    assert client.lookup(keys[:20], deadline=soon()) == min(held, 20)
+
+
+def test_a_hole_ends_what_is_fetched(server: RedisServer, open_client: OpenClient) -> None:
+    client = open_client(server.address)
+    keys = chain(40)
+    client.put_blocks(to_put(keys), deadline=soon())
+    server.call("DEL", block_store_key(keys[21]))
+    assert client.fetch_blocks(keys, buffers(40), deadline=soon()).count == 21
+    assert client.lookup(keys, deadline=soon()) == 21
+
+
+def test_another_salt_finds_nothing(server: RedisServer, open_client: OpenClient) -> None:
+    client = open_client(server.address)
+    client.put_blocks(to_put(chain(4, salt=b"one")), deadline=soon())
+    assert client.lookup(chain(4, salt=b"two"), deadline=soon()) == 0
+
+
+def test_somebody_elses_block_counts_as_stored_and_stays(server: RedisServer, open_client: OpenClient) -> None:
+    one, other = open_client(server.address), open_client(server.address, incarnation=2)
+    keys = chain(4)
+    one.put_blocks(to_put(keys, writer=1), deadline=soon())
+    assert other.put_blocks(to_put(keys, writer=2), deadline=soon()) == 4
+    into = buffers(4)
+    other.fetch_blocks(keys, into, deadline=soon())
+    assert [bytes(buffer) for buffer in into] == [payload_of(key, writer=1) for key in keys]
+
+
+@pytest.mark.parametrize(("first", "second", "winner"), [(False, True, 2), (True, False, 1), (False, False, 1)])
+def test_only_exact_replaces_approximate(
+    server: RedisServer, open_client: OpenClient, first: bool, second: bool, winner: int
+) -> None:
+    one, other = open_client(server.address), open_client(server.address, incarnation=2)
+    keys = chain(3)
+    one.put_blocks(to_put(keys, exact=first, writer=1), deadline=soon())
+    assert other.put_blocks(to_put(keys, exact=second, writer=2), deadline=soon()) == 3
+    into = buffers(3)
+    assert one.fetch_blocks(keys, into, deadline=soon()).exact == (first or second,) * 3
+    assert [bytes(buffer) for buffer in into] == [payload_of(key, writer=winner) for key in keys]
+
+
+def test_exact_only_stops_at_the_first_approximate_block(server: RedisServer, open_client: OpenClient) -> None:
+    client = open_client(server.address)
+    keys = chain(6)
+    client.put_blocks([*to_put(keys[:4]), *to_put(keys[4:], exact=False)], deadline=soon())
+    assert client.fetch_blocks(keys, buffers(6), deadline=soon(), exact_only=True) == Fetched(4, (True,) * 4)
+    assert client.fetch_blocks(keys, buffers(6), deadline=soon()).count == 6
+
+
+def test_deeper_blocks_expire_earlier_and_no_life_is_endless(server: RedisServer, open_client: OpenClient) -> None:
+    client = open_client(server.address, retention_s=1000.0)
+    keys = chain(30)
+    client.put_blocks(to_put(keys), deadline=soon())
+    lives = [server.call("PTTL", block_store_key(key)) for key in keys]
+    assert all(900_000 < life <= 1_000_000 for life in lives)
+    assert lives[0] - lives[29] == pytest.approx(29 * 50, abs=1000)
+    client.put_snapshot(HANDOFF, snapshot(), ttl_s=60, deadline=soon())
+    assert 50_000 < server.call("PTTL", HANDOFF) <= 60_000
+
+
+@pytest.mark.parametrize("way", ["fetch", "put"])
+def test_a_hit_renews_a_life_and_never_shortens_one(server: RedisServer, open_client: OpenClient, way: str) -> None:
+    client, other = open_client(server.address), open_client(server.address, retention_s=4000.0)
+    keys = chain(2)
+    client.put_blocks(to_put(keys), deadline=soon())
+    server.call("PEXPIRE", block_store_key(keys[0]), 500_000)
+    if way == "fetch":
+        assert other.fetch_blocks(keys, buffers(2), deadline=soon()).count == 2
+    else:
+        assert other.put_blocks(to_put(keys), deadline=soon()) == 2
+    assert 3_900_000 < server.call("PTTL", block_store_key(keys[0])) <= 4_000_000
+    assert server.call("PTTL", block_store_key(keys[1])) > 80_000_000
+
+
+def test_a_probe_does_not_renew_a_life(server: RedisServer, open_client: OpenClient) -> None:
+    client = open_client(server.address)
+    keys = chain(1)
+    client.put_blocks(to_put(keys), deadline=soon())
+    server.call("PEXPIRE", block_store_key(keys[0]), 5000)
+    client.lookup(keys, deadline=soon())
+    assert server.call("PTTL", block_store_key(keys[0])) <= 5000
+
+
+def test_a_snapshot_comes_back_once_if_it_is_unlinked(server: RedisServer, open_client: OpenClient) -> None:
+    client = open_client(server.address)
+    assert client.get_snapshot(HANDOFF, deadline=soon()) is None
+    assert client.put_snapshot(HANDOFF, snapshot(), ttl_s=60, deadline=soon())
+    found = client.get_snapshot(HANDOFF, deadline=soon(), unlink=True)
+    assert found is not None
+    assert replace(found, parts={kind: bytes(data) for kind, data in found.parts.items()}) == replace(
+        snapshot(), parts=dict(sorted(snapshot().parts.items()))
+    )
+    assert client.get_snapshot(HANDOFF, deadline=soon()) is None
+
+
+def test_a_snapshot_without_parts_and_one_with_an_empty_part_survive(
+    server: RedisServer, open_client: OpenClient
+) -> None:
+    client = open_client(server.address)
+    for parts in ({}, {PartKind.STATE: b"", PartKind.WINDOW_ROWS: b"w"}):
+        assert client.put_snapshot(HANDOFF, replace(snapshot(), parts=parts), ttl_s=60, deadline=soon())
+        found = client.get_snapshot(HANDOFF, deadline=soon())
+        assert found is not None
+        assert {kind: bytes(data) for kind, data in found.parts.items()} == parts
+
+
+def test_a_later_snapshot_replaces_an_earlier_one(server: RedisServer, open_client: OpenClient) -> None:
+    client = open_client(server.address)
+    for boundary in (37, 38):
+        client.put_snapshot(HANDOFF, snapshot(boundary_tokens=boundary), ttl_s=60, deadline=soon())
+    found = client.get_snapshot(HANDOFF, deadline=soon())
+    assert found is not None
+    assert found.boundary_tokens == 38
+
+
+def test_a_snapshot_under_another_key_is_not_used(server: RedisServer, open_client: OpenClient) -> None:
+    client = open_client(server.address)
+    client.put_snapshot(HANDOFF, snapshot(), ttl_s=60, deadline=soon())
+    elsewhere = turn_snapshot_key(chain(1)[0], mode=1)
+    server.call("COPY", HANDOFF, elsewhere)
+    assert client.get_snapshot(elsewhere, deadline=soon()) is None
+    assert server.call("EXISTS", elsewhere) == 0
+    assert client.get_snapshot(HANDOFF, deadline=soon()) is not None
+
+
+def test_unlink_counts_what_was_there(server: RedisServer, open_client: OpenClient) -> None:
+    client = open_client(server.address)
+    client.put_snapshot(HANDOFF, snapshot(), ttl_s=60, deadline=soon())
+    assert client.unlink([HANDOFF, b"h:{other-1}:t"], deadline=soon()) == 1
+
+
+def test_a_value_above_the_limit_is_refused_before_it_is_sent(server: RedisServer, open_client: OpenClient) -> None:
+    client = open_client(server.address, value_bytes_max=8192, batch_bytes_max=8192)
+    with pytest.raises(ValueError, match="value_bytes_max"):
+        client.put_snapshot(HANDOFF, snapshot(), ttl_s=60, deadline=soon())
+    open_client(server.address).put_snapshot(HANDOFF, snapshot(), ttl_s=60, deadline=soon())
+    assert client.get_snapshot(HANDOFF, deadline=soon()) is None
+
+
+def test_wrong_sizes_are_the_callers_mistake(server: RedisServer, open_client: OpenClient) -> None:
+    client = open_client(server.address)
+    key = chain(1)[0]
+    with pytest.raises(ValueError, match="5000 bytes"):
+        client.put_blocks([BlockToPut(key, b"short", exact=True)], deadline=soon())
+    with pytest.raises(ValueError, match="5000 bytes"):
+        client.fetch_blocks([key], [memoryview(bytearray(4999))], deadline=soon())
+
+
+def test_without_a_store_everything_is_a_miss() -> None:
+    client = KvClient(StoreSettings(), namespace=NAMESPACE, layout=LAYOUT, incarnation=Incarnation(1))
+    keys = chain(2)
+    assert client.lookup(keys, deadline=soon()) == 0
+    assert client.put_blocks(to_put(keys), deadline=soon()) == 0
+    assert client.fetch_blocks(keys, buffers(2), deadline=soon()) == Fetched(0, ())
+    assert not client.put_snapshot(HANDOFF, snapshot(), ttl_s=60, deadline=soon())
+    assert client.get_snapshot(HANDOFF, deadline=soon()) is None
+    assert client.unlink([HANDOFF], deadline=soon()) == 0
+    assert client.healthy
+    client.close()
+
+
+def test_empty_requests_are_answered_without_the_store(server: RedisServer, open_client: OpenClient) -> None:
+    client = open_client(server.address)
+    assert client.lookup([], deadline=soon()) == 0
+    assert client.fetch_blocks([], [], deadline=soon()) == Fetched(0, ())
+    assert client.put_blocks([], deadline=soon()) == 0
+
+
+def test_threads_share_a_client(server: RedisServer, open_client: OpenClient) -> None:
+    client = open_client(server.address)
+    wrong: list[str] = []
+
+    def work(salt: bytes) -> None:
+        keys = chain(20, salt=salt)
+        for _ in range(5):
+            client.put_blocks(to_put(keys), deadline=soon())
+            into = buffers(20)
+            fetched = client.fetch_blocks(keys, into, deadline=soon())
+            if fetched.count != 20 or [bytes(buffer) for buffer in into] != [payload_of(key) for key in keys]:
+                wrong.append(f"{salt!r}: {fetched.count}")
+
+    threads = [threading.Thread(target=work, args=(bytes([number]),)) for number in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert wrong == []
+
+
+def test_runs_spread_over_servers_and_losing_one_loses_only_its_own(
+    start_server: StartServer, open_client: OpenClient
+) -> None:
+    servers = [start_server(), start_server()]
+    client = open_client(*(server.address for server in servers))
+    chains = [chain(RUN_BLOCKS, salt=bytes([number])) for number in range(12)]
+    for keys in chains:
+        assert client.put_blocks(to_put(keys), deadline=soon()) == RUN_BLOCKS
+    held = [server.call("DBSIZE") for server in servers]
+    assert sum(held) == 12 * RUN_BLOCKS
+    assert all(count and count % RUN_BLOCKS == 0 for count in held)
+    servers[0].kill()
+    found = sum(client.lookup(keys, deadline=soon()) for keys in chains)
+    assert found == held[1]
+    assert client.fetch_blocks(chains[0], buffers(RUN_BLOCKS), deadline=soon()).count in (0, RUN_BLOCKS)
+
+
+def test_a_value_is_a_header_and_a_payload_and_nothing_else(server: RedisServer, open_client: OpenClient) -> None:
+    client = open_client(server.address)
+    keys = chain(1)
+    client.put_blocks(to_put(keys), deadline=soon())
+    stored = server.call("GET", block_store_key(keys[0]))
+    assert stored[HEADER_BYTES:] == payload_of(keys[0])
