@@ -1,7 +1,7 @@
 """Attention of a layer: it writes window rows (and, in a KV source, entries), then looks at its window and a selection.
 
-    x ─┬▶ RowWriter.write ──▶ window ring, global KV, index keys
-       └▶ Attention ──▶ queries ──▶ window keys ∪ selected entries ──▶ output
+x ─┬▶ RowWriter.write ──▶ window ring, global KV, index keys
+   └▶ Attention ──▶ queries ──▶ window keys ∪ selected entries ──▶ output
 """
 
 from __future__ import annotations

@@ -6,9 +6,10 @@ rows are read and written in the caches. Nothing depends on activations.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Self
+from itertools import pairwise
+from typing import Self, TypeVar
 
 import numpy as np
 import torch
@@ -22,6 +23,7 @@ from .caches import Caches
 from .config import ModelConfig
 
 Ints = NDArray[np.int64]
+Indices = TypeVar("Indices", Ints, Tensor)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +62,7 @@ class Rows:
     def slices(self) -> list[slice]:
         """Each segment's rows; the last segment's with the padding."""
         bounds = [*self.offsets.tolist(), len(self.positions)]
-        return [slice(start, end) for start, end in zip(bounds[:-1], bounds[1:], strict=True)]
+        return [slice(start, end) for start, end in pairwise(bounds)]
 
 
 def pad(rows: Ints) -> Ints:
@@ -137,7 +139,7 @@ class EntryPlan:
         cls, rows: Rows, tables: Ints, write_starts: Ints, slots: Ints, *, ratio: int, block_tokens: int, ring_rows: int
     ) -> Self:
         """An entry is written if its last token is among `rows` and not below its segment's `write_starts`."""
-        before = ratio - 1
+        before, per_block = ratio - 1, block_tokens // ratio
         first = np.maximum(rows.starts // ratio, write_starts // ratio)
         segments, numbers = _runs(first, np.maximum(rows.ends // ratio, first))
         tokens = numbers[:, None] * ratio + np.arange(ratio)
@@ -149,7 +151,7 @@ class EntryPlan:
         return cls(
             members=_tensor(tokens + np.where(own, own_base[segments, None], previous_base[segments, None])),
             positions=_tensor(numbers * ratio),
-            destinations=_tensor(pool_rows(tables, segments, numbers, entries_per_block=block_tokens // ratio)),
+            destinations=_tensor(pool_rows(tables[segments, numbers // per_block], numbers, per_block)),
             previous=_tensor(slots[:, None] * ring_rows + previous % ring_rows).flatten(),
             write_rows=_tensor(kept),
             write_slots=_tensor(write_slots),
@@ -193,7 +195,9 @@ class BatchPlan:
         return cls(
             every=every,
             kept=kept,
-            kept_index=_tensor(every.offsets[kept.segments] + kept.positions - starts[kept.segments]) if trimmed else None,
+            kept_index=_tensor(every.offsets[kept.segments] + kept.positions - starts[kept.segments])
+            if trimmed
+            else None,
             token_ids=_tensor(pad(_ints(token for s in segments for token in s.token_ids))),
             tables=_tensor(tables),
             lower_window=lower,
@@ -215,9 +219,9 @@ class BatchPlan:
         )
 
 
-def pool_rows(tables: Any, segments: Any, entries: Any, *, entries_per_block: int) -> Any:
-    """Rows of a source's pools, flat over blocks, of `entries` of sequences; arrays or tensors that broadcast."""
-    return tables[segments, entries // entries_per_block] * entries_per_block + entries % entries_per_block
+def pool_rows(blocks: Indices, entries: Indices, entries_per_block: int) -> Indices:
+    """Rows of a source's pools, flat over blocks, of `entries` that lie in `blocks`."""
+    return blocks * entries_per_block + entries % entries_per_block
 
 
 def _ring_writes(rows: Rows, slots: Ints, ring_rows: int) -> tuple[Ints, Ints]:
@@ -235,7 +239,7 @@ def _tables(segments: Sequence[Segment], block_tokens: int) -> Ints:
     return tables
 
 
-def _ints(values: Any) -> Ints:
+def _ints(values: Iterable[int]) -> Ints:
     return np.fromiter(values, dtype=np.int64)
 
 

@@ -17,8 +17,8 @@ from whalepod.kernels.rms_norm import rms_norm
 from whalepod.kernels.rope import rotary_angles
 from whalepod.kernels.router import route
 
-from .conformity import Comparison, SetResult, Status, Vectors, compare
 from .config import RopeParameters
+from .conformity import Comparison, SetResult, Status, Vectors, compare
 from .engram import hash_rows
 from .engram_layout import engram_layouts
 from .rotary import RotaryAngles, rotary_frequencies

@@ -1,6 +1,6 @@
 """N-gram memory: which rows of a table a token's n-grams name, and how they enter the residual streams.
 
-    token ids ──look_back──▶ the last n compressed ids ──hash_rows──▶ table rows ──EngramTable──▶ memory ──Engram──▶ streams
+    token ids ─ look_back, compress ─▶ last n ids ─ hash_rows ─▶ table rows ─ EngramTable ─▶ memory ─ Engram ─▶ streams
 
 Rows depend on token ids only, so they are known before the first layer runs.
 """

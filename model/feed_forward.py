@@ -57,10 +57,13 @@ class FeedForward:
         )
 
     def __call__(self, x: Tensor, text: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-        """x [rows, D], `text` [rows] bool or None for all -> output [rows, D], expert ids and weights [rows, chosen]."""
+        """x [rows, D], `text` [rows] bool or None for all -> output [rows, D], ids and weights [rows, chosen]."""
         bias = self.bias if text is None else torch.where(text[:, None], self.bias, self.image_bias)
         ids, weights = route(x, self.router, bias, chosen=self.chosen, factor=self.factor)
-        rounding = {"limit": self.limit, "input_format": self.input_format}
-        routed = routed_experts(x, ids, weights, self.gate_up, self.down, **rounding)
-        shared = dense_expert(x, self.shared_gate_up, self.shared_down, **rounding)
+        routed = routed_experts(
+            x, ids, weights, self.gate_up, self.down, limit=self.limit, input_format=self.input_format
+        )
+        shared = dense_expert(
+            x, self.shared_gate_up, self.shared_down, limit=self.limit, input_format=self.input_format
+        )
         return (routed + shared).to(x.dtype), ids, weights

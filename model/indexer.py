@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from whalepod.kernels.indexer import candidate_mask, index_scores, select_top
-
 from whalepod.kernels.numerics import wide_dtype
 
 from .batch_plan import pool_rows
@@ -87,7 +86,8 @@ class Indexer:
             ratio = self.config.ratio(self.source)
             decoded: list[Tensor] = []
             for segment, count in enumerate((run.rows.ends // ratio).tolist()):
-                rows = pool_rows(run.plan.tables, segment, torch.arange(count), entries_per_block=pool.shape[1])
+                entries, per_block = torch.arange(count), pool.shape[1]
+                rows = pool_rows(run.plan.tables[segment, entries // per_block], entries, per_block)
                 decoded.append(decode(pool.flatten(0, 1)[rows], width, run.streams.dtype))
             run.decoded_index_keys[self.source] = decoded
         return run.decoded_index_keys[self.source]
@@ -97,8 +97,7 @@ class Indexer:
         pool = run.caches.global_kv[self.source]
         segments = torch.from_numpy(run.rows.segments)[:, None]
         valid = chosen >= 0
-        rows = pool_rows(run.plan.tables, segments, chosen.clamp(min=0), entries_per_block=pool.shape[1])
-        keys = run.caches.formats.global_kv.decode(
-            pool.flatten(0, 1)[rows], self.config.head_dim, run.streams.dtype
-        )
+        entries, per_block = chosen.clamp(min=0), pool.shape[1]
+        rows = pool_rows(run.plan.tables[segments, entries // per_block], entries, per_block)
+        keys = run.caches.formats.global_kv.decode(pool.flatten(0, 1)[rows], self.config.head_dim, run.streams.dtype)
         return Selection(keys.masked_fill_(~valid[:, :, None], 0), valid)

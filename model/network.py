@@ -1,6 +1,6 @@
 """The text network: rows of several sequences in, logits out.
 
-    Segment… ─▶ BatchPlan ─▶ ForwardPass ─▶ layer 0 … layer N-1 ─▶ collapse, norm, head ─▶ logits
+Segment… ─▶ BatchPlan ─▶ ForwardPass ─▶ layer 0 … layer N-1 ─▶ collapse, norm, head ─▶ logits
 """
 
 from __future__ import annotations

@@ -15,6 +15,6 @@ def sink_attention(queries: Tensor, keys: Tensor, valid: Tensor, sink: Tensor, *
     0. Keys that are not valid must be finite. A row's bits depend on its own keys and their places only.
     """
     rows, heads, width = queries.shape
-    assert keys.shape == (rows, valid.shape[1], width) and valid.shape[0] == rows, (queries.shape, keys.shape)
-    assert sink.shape == (heads,), sink.shape
+    assert keys.shape == (*valid.shape, width), (queries.shape, keys.shape, valid.shape)
+    assert (valid.shape[0], sink.shape[0]) == (rows, heads), (queries.shape, valid.shape, sink.shape)
     return reference.sink_attention(queries, keys, valid, sink, scale=scale)

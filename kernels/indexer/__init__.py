@@ -13,7 +13,7 @@ def index_scores(queries: Tensor, weights: Tensor, keys: Tensor) -> Tensor:
 
     A score's bits do not depend on how many rows or entries there are.
     """
-    assert queries.shape[:2] == weights.shape and queries.shape[2] == keys.shape[1], (queries.shape, keys.shape)
+    assert queries.shape == (*weights.shape, keys.shape[1]), (queries.shape, weights.shape, keys.shape)
     return reference.index_scores(queries, weights, keys)
 
 

@@ -13,11 +13,11 @@ def linear(x: Tensor, weight: Tensor, *, out_dtype: torch.dtype | None = None) -
 
     The result has the dtype of `x` unless `out_dtype` says otherwise. Bit-equal per row for any number of rows.
     """
-    assert x.ndim == 2 and weight.ndim == 2 and x.shape[1] == weight.shape[1], (x.shape, weight.shape)
+    assert (x.ndim, x.shape[-1]) == (2, weight.shape[1]), (x.shape, weight.shape)
     return reference.linear(x, weight, out_dtype=out_dtype or x.dtype)
 
 
 def grouped_linear(x: Tensor, weight: Tensor) -> Tensor:
     """x [rows, groups, in], weight [groups, out, in] -> [rows, groups, out]: one matrix per group of channels."""
-    assert x.ndim == 3 and weight.ndim == 3 and x.shape[1:] == weight.shape[::2], (x.shape, weight.shape)
+    assert x.shape[1:] == weight.shape[::2], (x.shape, weight.shape)
     return reference.grouped_linear(x, weight)

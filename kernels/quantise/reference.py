@@ -11,7 +11,6 @@ from torch import Tensor
 
 from whalepod.kernels.numerics import narrow
 
-
 E4M3_MAX = 448.0
 E2M1_MAX = 6.0
 E2M1_VALUES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)

@@ -12,14 +12,15 @@ def rotary_angles(positions: Tensor, frequencies: Tensor) -> tuple[Tensor, Tenso
 
     Angles are products in the dtype of `frequencies`.
     """
-    assert positions.ndim == 1 and frequencies.ndim == 1, (positions.shape, frequencies.shape)
+    assert (positions.ndim, frequencies.ndim) == (1, 1), (positions.shape, frequencies.shape)
     return reference.rotary_angles(positions, frequencies)
 
 
 def rotary_factors(cos: Tensor, sin: Tensor, width: int) -> tuple[Tensor, Tensor]:
     """cos, sin [rows, pairs] -> for vectors of `width` channels, of which the last 2 · pairs rotate: what a channel is
     multiplied with, and what its neighbour in the pair is, both [rows, width]."""
-    assert cos.shape == sin.shape and width % 2 == 0 and width >= 2 * cos.shape[1], (cos.shape, width)
+    assert cos.shape == sin.shape, (cos.shape, sin.shape)
+    assert width >= 2 * cos.shape[1], (cos.shape, width)
     return reference.rotary_factors(cos, sin, width)
 
 
@@ -29,5 +30,5 @@ def rotate(x: Tensor, own: Tensor, neighbour: Tensor) -> Tensor:
     Channels (2i, 2i+1) = (a, b) become (a cos - b sin, b cos + a sin). Calculated in at least float32 and rounded once
     to the dtype of `x`.
     """
-    assert x.shape[0] == own.shape[0] and x.shape[-1] == own.shape[1] and own.shape == neighbour.shape, x.shape
+    assert own.shape == neighbour.shape == (x.shape[0], x.shape[-1]), (x.shape, own.shape, neighbour.shape)
     return reference.rotate(x, own, neighbour)
