@@ -173,8 +173,10 @@ class Engine:
 
     @property
     def runnable(self) -> bool:
-        """Another step would compute something, without a new message."""
-        return any(_computes(sequence) for sequence in self._scheduler.holding)
+        """Another step would do something, without a new message."""
+        if any(_computes(sequence) for sequence in self._scheduler.holding):
+            return True
+        return self._scheduler.plan_admission(self._restorer.reusable) is not None
 
     def waiting_counts(self) -> tuple[int, int]:
         """Requests that hold nothing yet, and how many of those await a hand-off."""

@@ -65,11 +65,10 @@ class _Rows:
 
     def write(self, data: Tensor) -> None:
         """`data` [bytes] uint8, as `read` gives it."""
-        count, codes = len(self.index), len(self.index) * self.code_bytes
-        device = self.records.device
-        self.records[self.index, : self.code_bytes] = data[:codes].view(count, -1).to(device)
-        if codes < len(data):
-            self.records[self.index, self.code_bytes :] = data[codes:].view(count, -1).to(device)
+        count, width, device = len(self.index), self.records.shape[1], self.records.device
+        codes = count * self.code_bytes
+        self.records[self.index, : self.code_bytes] = data[:codes].view(count, self.code_bytes).to(device)
+        self.records[self.index, self.code_bytes :] = data[codes:].view(count, width - self.code_bytes).to(device)
 
 
 class StateImage:

@@ -1,0 +1,157 @@
+"""The offline interface: one rank in this process, no store, no thread. It is the oracle for the cluster.
+
+from whalepod import LLM, SamplingParams
+outputs = LLM(model_dir).generate(["Once upon a time"], SamplingParams(temperature=0, max_tokens=32))
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from whalepod.core.clock import Deadline
+from whalepod.core.errors import ServingError
+from whalepod.core.ids import RequestId, mint_request_id
+from whalepod.model.detokenizer import Detokenizer
+from whalepod.model.tokenizer import Tokenizer
+
+from .engine import Engine
+from .interface import EngineRequest, Fidelity, FinishedEvent, FinishReason, SampledToken, StepEvent, TokensEvent
+from .options import RankOptions
+from .rank_model import RankModel
+from .sampling_params import SamplingParams
+
+Prompt = str | Sequence[int]
+
+
+@dataclass(frozen=True, slots=True)
+class CompletionOutput:
+    """One answer. `text` is of `tokens` without special tokens."""
+
+    tokens: tuple[SampledToken, ...]
+    text: str
+    finish_reason: FinishReason
+    matched_stop_id: int | None = None
+
+    @property
+    def token_ids(self) -> tuple[int, ...]:
+        return tuple(token.id for token in self.tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class RequestOutput:
+    """What came of one prompt. With an `error`, its output is what had been generated before."""
+
+    prompt_ids: tuple[int, ...]
+    output: CompletionOutput
+    error: ServingError | None = None
+
+
+@dataclass(slots=True)
+class _Progress:
+    prompt_ids: tuple[int, ...]
+    tokens: list[SampledToken] = field(default_factory=list)
+    end: FinishedEvent | None = None
+    error: ServingError | None = None
+
+
+class LLM:
+    """A loaded model that answers batches of prompts. Not thread-safe."""
+
+    def __init__(
+        self,
+        model_dir: Path | str,
+        *,
+        block_tokens: int | None = None,
+        fidelity: str | Fidelity = Fidelity.EXACT,
+        context_tokens_max: int | None = None,
+        slots: int = 16,
+        blocks: int | None = None,
+        chunk_tokens: int = 512,
+        quantized_caches: bool = True,
+        threads: int = 1,
+    ) -> None:
+        """Reads the weights. What the model decides if None: `block_tokens`, `context_tokens_max`.
+
+        Raises ConfigError or CheckpointError, ValueError on an unknown fidelity.
+        """
+        self._fidelity = Fidelity(fidelity)
+        model = RankModel.load(model_dir, block_tokens=block_tokens, quantized_caches=quantized_caches, threads=threads)
+        options = RankOptions(
+            slots=slots, blocks=blocks, chunk_tokens=chunk_tokens, context_tokens_max=context_tokens_max
+        )
+        self._tokenizer = Tokenizer.from_dir(model_dir)
+        self._bos_id = model.config.bos_token_id
+        self._engine = Engine(model, options, store=None, deliver=lambda _: None)
+
+    def generate(
+        self, prompts: Prompt | Sequence[Prompt], params: SamplingParams | Sequence[SamplingParams] | None = None
+    ) -> list[RequestOutput]:
+        """One output a prompt, in order. A prompt that fails does not lose the others.
+
+        A text becomes the begin-of-sequence token and its tokens, none of which is special; a list of ids is taken as
+        it is. `params`: for all prompts, or one for each. Raises ValueError if their numbers differ.
+        """
+        listed = _listed(prompts)
+        each = [params or SamplingParams()] * len(listed) if not isinstance(params, Sequence) else list(params)
+        if len(each) != len(listed):
+            raise ValueError(f"{len(listed)} prompts, but {len(each)} sampling parameters")
+        progress = {mint_request_id(): _Progress(self._ids(prompt)) for prompt in listed}
+        for (request_id, its_progress), sampling in zip(progress.items(), each, strict=True):
+            self._submit(request_id, its_progress, sampling)
+        while self._engine.runnable:
+            for event in self._engine.step():
+                _note(progress[event.request_id], event)
+        return [self._output(its_progress) for its_progress in progress.values()]
+
+    def _submit(self, request_id: RequestId, progress: _Progress, sampling: SamplingParams) -> None:
+        request = EngineRequest(
+            request_id=request_id,
+            attempt=1,
+            prompt_ids=progress.prompt_ids,
+            sampling=sampling,
+            fidelity=self._fidelity,
+            deadline=Deadline(math.inf),
+        )
+        try:
+            self._engine.checks.check(request)
+            self._engine.submit(request)
+        except ServingError as error:
+            progress.error = error
+
+    def _ids(self, prompt: Prompt) -> tuple[int, ...]:
+        return (self._bos_id, *self._tokenizer.encode(prompt)) if isinstance(prompt, str) else tuple(prompt)
+
+    def _output(self, progress: _Progress) -> RequestOutput:
+        detokenizer = Detokenizer(self._tokenizer)
+        text = detokenizer.push([token.id for token in progress.tokens]) + detokenizer.finish()
+        end = progress.end
+        output = CompletionOutput(
+            tokens=tuple(progress.tokens),
+            text=text,
+            finish_reason=FinishReason.ERROR if end is None else end.reason,
+            matched_stop_id=None if end is None else end.matched_stop_id,
+        )
+        return RequestOutput(progress.prompt_ids, output, progress.error if end is None else end.error)
+
+
+def _note(progress: _Progress, event: StepEvent) -> None:
+    match event:
+        case TokensEvent():
+            progress.tokens += event.tokens
+        case FinishedEvent():
+            progress.end = event
+        case _:
+            raise AssertionError("a request that generates hands nothing off")
+
+
+def _listed(prompts: Prompt | Sequence[Prompt]) -> Sequence[Prompt]:
+    """One prompt is a list of one; a list of ids is one prompt."""
+    if isinstance(prompts, str):
+        return [prompts]
+    ids = [prompt for prompt in prompts if isinstance(prompt, int)]
+    if ids and len(ids) == len(prompts):
+        return [ids]
+    return [prompt for prompt in prompts if not isinstance(prompt, int)]
