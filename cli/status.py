@@ -29,7 +29,7 @@ def status(config: ClusterConfig) -> None:
     if not redis_ok:
         console.print(f"the registry at {config.redis_url_or_embedded} does not answer")
         raise typer.Exit(1)
-    console.print(_table(ranks))
+    console.print(_table(ranks), soft_wrap=True)
     for name, reason in refused.items():
         console.print(f"refused {name}: {reason}")
     if not ranks or any(liveness is not Liveness.SERVING for _, liveness in ranks):
@@ -63,7 +63,9 @@ async def _look(config: ClusterConfig) -> tuple[list[tuple[RankInfo, Liveness]],
 
 
 def _table(ranks: list[tuple[RankInfo, Liveness]]) -> Table:
-    table = Table("rank", "role", "address", "health", "running", "waiting", "blocks used", "context", box=None)
+    table = Table(box=None)
+    for title in ("rank", "role", "address", "health", "running", "waiting", "blocks used", "context"):
+        table.add_column(title, no_wrap=True)
     for rank, liveness in ranks:
         load = rank.load
         health = "draining" if rank.draining else liveness.name.lower().replace("_", " ")

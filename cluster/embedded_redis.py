@@ -84,6 +84,8 @@ class EmbeddedRedisSettings:
     password: str = field(default="", repr=False)
     binary: Path | None = None
     """None: the newest way to find one, see `find_redis_server`."""
+    directory: Path | None = None
+    """Where the server's folder is made; None: where temporary files go."""
 
 
 class EmbeddedRedis:
@@ -105,7 +107,7 @@ class EmbeddedRedis:
         """Returns when the server answers. Call once. Raises ConfigError if there is no server or its port is taken."""
         binary = self._settings.binary or find_redis_server()
         refuse_busy_port(self._settings.port)
-        self._folder = Path(tempfile.mkdtemp(prefix="whalepod-redis-"))
+        self._folder = Path(tempfile.mkdtemp(prefix="whalepod-redis-", dir=self._settings.directory))
         self._write_config()
         self._binary = binary
         self._watcher.start()

@@ -33,7 +33,8 @@ def server_options() -> Sequence[Option]:
     return (
         *_MESSAGE_LIMITS,
         *_KEEPALIVE,
-        ("grpc.http2.min_recv_ping_interval_without_data_ms", KEEPALIVE_TIME_MS // 2),
+        ("grpc.http2.min_ping_interval_without_data_ms", KEEPALIVE_TIME_MS // 2),
+        ("grpc.http2.max_ping_strikes", 0),  # 0: a silent stream that is kept alive is never broken off
         ("grpc.so_reuseport", 0),
     )
 

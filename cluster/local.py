@@ -91,8 +91,13 @@ class LocalCluster:
         self._janitor = Janitor(self.run_dir)
         if self.config.redis_url is None:
             self._say(f"starting Redis on port {self.config.redis_port}")
-            memory_bytes = self.config.redis_memory_mib * 2**20
-            self.redis = EmbeddedRedis(EmbeddedRedisSettings(port=self.config.redis_port, memory_bytes=memory_bytes))
+            self.redis = EmbeddedRedis(
+                EmbeddedRedisSettings(
+                    port=self.config.redis_port,
+                    memory_bytes=self.config.redis_memory_mib * 2**20,
+                    directory=self.run_dir,
+                )
+            )
             await asyncio.to_thread(self.redis.start)
         self._say("starting the router and Ray")
         await self.router.start()

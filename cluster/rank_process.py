@@ -285,6 +285,7 @@ class RankProcess:
             on_failure=self._on_failure,
             clock=self._clock,
         )
+        log.info("memory plan of %s: %s", identity.rank_id, self._engine.memory)
         return self._engine
 
     def _on_step(self, events: Sequence[StepEvent]) -> None:

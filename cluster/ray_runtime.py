@@ -19,6 +19,8 @@ RAY_ENVIRONMENT: Mapping[str, str] = {
     "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # else it listens on every interface, whatever address it was given
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_DEDUP_LOGS": "0",
+    "RAY_COLOR_PREFIX": "0",
+    "RAY_DISABLE_FAILURE_SIGNAL_HANDLER": "1",  # else it takes SIGTERM for a crash, and for itself
     "RAY_gcs_rpc_server_reconnect_timeout_s": "2147483",  # ranks outlive the head
 }
 OBJECT_STORE_BYTES = 80 * 2**20
@@ -39,7 +41,7 @@ def start_ray(config: ClusterConfig, *, temp_dir: Path, namespace: str) -> None:
     import ray  # noqa: PLC0415  after the environment is ready
 
     if config.ray.address is not None:
-        ray.init(address=config.ray.address, namespace=namespace, logging_level=logging.WARNING)
+        ray.init(address=config.ray.address, namespace=namespace, logging_level=logging.ERROR)
         return
     cpus = config.prefill.replicas * config.prefill.cpus + config.decode.replicas * config.decode.cpus
     ray.init(
@@ -47,7 +49,7 @@ def start_ray(config: ClusterConfig, *, temp_dir: Path, namespace: str) -> None:
         num_cpus=max(os.cpu_count() or 1, int(-(-cpus // 1))),
         include_dashboard=config.ray.dashboard,
         namespace=namespace,
-        logging_level=logging.WARNING,
+        logging_level=logging.ERROR,
         object_store_memory=OBJECT_STORE_BYTES,
         _node_ip_address="127.0.0.1",
         _temp_dir=str(temp_dir),

@@ -12,6 +12,8 @@ from collections.abc import Mapping
 from typing import TextIO
 
 LEVELS = ("debug", "info", "warning", "error")
+LIBRARIES = ("httpx", "httpcore")
+"""Loggers of libraries that tell of every request: only their warnings are of interest."""
 
 # What every record carries by itself. Whatever else it carries came through `extra`.
 _RECORD_FIELDS = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName", "color_message"}
@@ -27,6 +29,8 @@ def configure_logging(*, level: str = "info", as_json: bool = False, stream: Tex
     handler = logging.StreamHandler(stream or sys.stderr)
     handler.setFormatter(JsonFormatter() if as_json else TextFormatter())
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
+    for library in LIBRARIES:
+        logging.getLogger(library).setLevel(logging.WARNING if level in ("debug", "info") else level.upper())
 
 
 class TextFormatter(logging.Formatter):
@@ -57,7 +61,9 @@ class JsonFormatter(logging.Formatter):
 
 
 def _extra_fields(record: logging.LogRecord) -> Mapping[str, object]:
-    return {name: value for name, value in vars(record).items() if name not in _RECORD_FIELDS}
+    """Ray adds fields of its own, which start with an underscore."""
+    fields = vars(record).items()
+    return {name: value for name, value in fields if name not in _RECORD_FIELDS and not name.startswith("_")}
 
 
 def _plain(value: object) -> str | int | float | bool | None:
