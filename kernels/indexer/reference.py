@@ -5,32 +5,25 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from whalepod.kernels.numerics import pad_rows, widen
+from whalepod.kernels.numerics import ROW_TILE, pad_rows, widen
 
 KEY_TILE = 128
-"""Entries of every product of one row's index heads with keys."""
-ROWS_AT_ONCE = 16
-"""Rows whose per-head scores are in memory together."""
+"""Entries of every product of a tile of rows with keys."""
 
 
 def index_scores(queries: Tensor, weights: Tensor, keys: Tensor) -> Tensor:
-    queries, weights = widen(queries).contiguous(), widen(weights)
+    rows, heads, _ = queries.shape
+    queries, weights = pad_rows(widen(queries)), pad_rows(widen(weights))
     tiles = pad_rows(widen(keys), KEY_TILE).unflatten(0, (-1, KEY_TILE)).transpose(1, 2)
     scores = queries.new_empty(queries.shape[0], tiles.shape[0] * KEY_TILE)
-    for start in range(0, queries.shape[0], ROWS_AT_ONCE):
-        some = slice(start, start + ROWS_AT_ONCE)
-        scores[some] = _sum_heads(_head_scores(queries[some], tiles).mul_(weights[some, :, None]))
-    return scores[:, : keys.shape[0]]
-
-
-def _head_scores(queries: Tensor, tiles: Tensor) -> Tensor:
-    """queries [rows, heads, width], tiles [tiles, width, KEY_TILE] -> max(0, q · k) [rows, heads, entries]."""
-    out = queries.new_empty(*queries.shape[:2], tiles.shape[0] * KEY_TILE)
-    product = queries.new_empty(queries.shape[1], KEY_TILE)
-    for row, row_out in zip(queries, out, strict=True):
-        for index, tile in enumerate(tiles):
-            row_out[:, index * KEY_TILE : (index + 1) * KEY_TILE] = torch.mm(row, tile, out=product)
-    return out.clamp_(min=0)
+    products = queries.new_empty(tiles.shape[0], ROW_TILE * heads, KEY_TILE)
+    for start in range(0, queries.shape[0], ROW_TILE):
+        some = slice(start, start + ROW_TILE)
+        for tile, product in zip(tiles, products, strict=True):
+            torch.mm(queries[some].flatten(0, 1), tile, out=product)
+        by_head = products.unflatten(1, (ROW_TILE, heads)).permute(1, 2, 0, 3).flatten(2)
+        scores[some] = _sum_heads(by_head.clamp_(min=0).mul_(weights[some].unsqueeze(2)))
+    return scores[:rows, : keys.shape[0]]
 
 
 def _sum_heads(terms: Tensor) -> Tensor:
