@@ -126,19 +126,18 @@ class RespConnection:
 
     def read_reply(self, *, deadline: Deadline) -> Reply:
         """Any reply, whole. Bulk strings up to 1 MiB: values go through `read_value_length`. Raises StoreFault."""
-        return self._read_typed(self._read_line(deadline), deadline, nesting=0)
+        return self._read_typed(self._next_line(deadline, nesting=0), deadline, nesting=0)
 
     def read_value_length(self, *, deadline: Deadline) -> int | ErrorReply | None:
         """Bytes of a bulk string that follows, None for a null, or the error. Raises StoreFault."""
-        while True:
-            line = self._read_line(deadline)
-            if line[:1] == b"$":
-                length = _integer(line[1:])
-                return None if length < 0 else length
-            reply = self._read_typed(line, deadline, nesting=0)
-            if isinstance(reply, ErrorReply) or reply is None:
-                return reply
-            raise StoreFault(FaultReason.PROTOCOL, "a value was expected")
+        line = self._next_line(deadline, nesting=0)
+        if line[:1] == b"$":
+            length = _integer(line[1:])
+            return None if length < 0 else length
+        reply = self._read_typed(line, deadline, nesting=0)
+        if isinstance(reply, ErrorReply) or reply is None:
+            return reply
+        raise StoreFault(FaultReason.PROTOCOL, "a value was expected")
 
     def read_into(self, view: memoryview, *, deadline: Deadline) -> None:
         """Fill all of `view` (one-dimensional bytes) with what comes next. Raises StoreFault."""
@@ -168,10 +167,6 @@ class RespConnection:
 
     def _read_typed(self, line: bytes, deadline: Deadline, *, nesting: int) -> Reply:
         kind, rest = line[:1], line[1:]
-        while kind == b">":  # a push message is nobody's answer
-            self._read_items(_integer(rest), deadline, nesting)
-            line = self._read_line(deadline)
-            kind, rest = line[:1], line[1:]
         if kind == b"+":
             return rest
         if kind == b"-":
@@ -201,7 +196,18 @@ class RespConnection:
     def _read_items(self, count: int, deadline: Deadline, nesting: int) -> list[Reply]:
         if not 0 <= count <= ARRAY_ITEMS_MAX or nesting >= NESTING_MAX:
             raise StoreFault(FaultReason.PROTOCOL, "a reply is too large")
-        return [self._read_typed(self._read_line(deadline), deadline, nesting=nesting + 1) for _ in range(count)]
+        deeper = nesting + 1
+        return [
+            self._read_typed(self._next_line(deadline, nesting=deeper), deadline, nesting=deeper) for _ in range(count)
+        ]
+
+    def _next_line(self, deadline: Deadline, *, nesting: int) -> bytes:
+        """The first line of the next reply. Push messages before it are nobody's answer."""
+        line = self._read_line(deadline)
+        while line[:1] == b">":
+            self._read_items(_integer(line[1:]), deadline, nesting)
+            line = self._read_line(deadline)
+        return line
 
     def _read_line(self, deadline: Deadline) -> bytes:
         searched = self._start
