@@ -15,17 +15,24 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 import grpc
+import redis.asyncio as aioredis
 
 from whalepod.core.block_keys import chain_root, derive_block_hashes
-from whalepod.core.clock import SYSTEM_CLOCK, Deadline
+from whalepod.core.clock import SYSTEM_CLOCK
 from whalepod.core.credentials import ClusterSecret
 from whalepod.core.errors import InternalError
-from whalepod.core.ids import RequestId, mint_incarnation, mint_request_id
+from whalepod.core.ids import RequestId, mint_request_id
 from whalepod.engine.interface import Fidelity, FinishedEvent, SampledToken, TokensEvent
-from whalepod.kvstore.client import KvClient
-from whalepod.kvstore.settings import StoreAddress, StoreSettings
 from whalepod.kvstore.store_keys import handoff_snapshot_key
-from whalepod.kvstore.value_format import PartKind, SnapshotValue
+from whalepod.kvstore.value_format import (
+    HEADER_BYTES,
+    Flag,
+    PartKind,
+    Refusal,
+    encode_header,
+    parse_header,
+    payload_checksum,
+)
 from whalepod.rpc.common.v1 import common_pb2
 from whalepod.rpc.decode.v1 import decode_pb2, decode_pb2_grpc
 from whalepod.rpc.prefill.v1 import prefill_pb2, prefill_pb2_grpc
@@ -38,7 +45,6 @@ from .tickets import pack_ids, sign_ticket
 from .wire import FIDELITIES, sampling_to_proto
 
 TIMEOUT_S: Final = 120.0
-SNAPSHOT_TTL_S: Final = 60.0
 ATTEMPT: Final = 1
 ZEROED_PARTS: Final = (PartKind.WINDOW_ROWS, PartKind.DRAFT_ROWS)
 
@@ -74,33 +80,30 @@ async def run_handoff(
         if not ready.stored or not ready.boundary_tokens:
             raise InternalError("the control's prompt was not handed off")
         if zero_windows:
-            await asyncio.to_thread(_zero_windows, cluster, request_id)
+            await _zero_windows(cluster.redis_url, request_id)
         return [token async for token in _decode(decode_channel, ticket, request_id, ready)]
 
 
-def zeroed(value: SnapshotValue) -> SnapshotValue:
-    """The same snapshot, of the same shape, with every window row zero."""
-    parts = {
-        kind: bytes(memoryview(part).nbytes) if kind in ZEROED_PARTS else part for kind, part in value.parts.items()
-    }
-    return replace(value, parts=parts)
+def zeroed(value: bytes) -> bytes:
+    """The same snapshot, as valid as before, with every window row zero. Raises InternalError if it is no snapshot."""
+    header = parse_header(value)
+    if isinstance(header, Refusal):
+        raise InternalError(f"the control's snapshot is not valid: {header.value}")
+    payload = bytearray(value[HEADER_BYTES:])
+    for part in header.parts:
+        if part.kind in ZEROED_PARTS:
+            payload[part.offset_bytes : part.offset_bytes + part.bytes] = bytes(part.bytes)
+    checksum = payload_checksum([payload], crc=bool(header.flags & Flag.CRC32C))
+    return encode_header(replace(header, checksum=checksum)) + payload
 
 
-def _zero_windows(cluster: ControlCluster, request_id: RequestId) -> None:
-    client = KvClient(
-        StoreSettings(addresses=(StoreAddress.parse(cluster.redis_url),)),
-        namespace=cluster.decode.namespace,
-        incarnation=mint_incarnation(),
-    )
-    try:
-        key = handoff_snapshot_key(request_id, ATTEMPT)
-        value = client.get_snapshot(key, deadline=Deadline.after(5.0))
+async def _zero_windows(redis_url: str, request_id: RequestId) -> None:
+    key = handoff_snapshot_key(request_id, ATTEMPT)
+    async with aioredis.Redis.from_url(redis_url) as client:
+        value = await client.get(key)
         if value is None:
             raise InternalError("the control's snapshot is not in the store")
-        if not client.put_snapshot(key, zeroed(value), ttl_s=SNAPSHOT_TTL_S, deadline=Deadline.after(5.0)):
-            raise InternalError("the store did not take the control's snapshot")
-    finally:
-        client.close()
+        await client.set(key, zeroed(value), keepttl=True)
 
 
 async def _decode(

@@ -1,0 +1,116 @@
+"""`whalepod canary`: are a cluster's tokens the model's?"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+from collections.abc import AsyncGenerator, Sequence
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from whalepod.cli.cluster_options import with_cluster_config
+from whalepod.cli.serve import with_model
+from whalepod.cli.user_dirs import state_dir
+from whalepod.cluster.canary import CanaryPlan, CanaryReport, Oracle, run_canary
+from whalepod.cluster.config import ClusterConfig
+from whalepod.cluster.config_sources import load_config
+from whalepod.cluster.free_ports import SEARCH_FROM, with_free_ports
+from whalepod.cluster.local import running_cluster
+from whalepod.cluster.serve_lock import serving_record
+from whalepod.core.errors import UnavailableError
+from whalepod.engine.interface import Fidelity, SampledToken
+from whalepod.engine.sampling_params import SamplingParams
+
+
+class Role(StrEnum):
+    FULL = "full"
+    ENCODER = "encoder"
+
+
+@with_cluster_config
+def canary(
+    config: ClusterConfig,
+    requests: Annotated[int, typer.Option(min=1, help="Requests to compare.")] = 64,
+    role: Annotated[Role | None, typer.Option(help="Role of the prefill ranks; default: prefill.role.")] = None,
+    warm: Annotated[bool, typer.Option("--warm", help="Compare requests that meet stored state.")] = False,
+    fidelity: Annotated[Fidelity, typer.Option(help="What is asked for.")] = Fidelity.EXACT,
+    seed: Annotated[int, typer.Option(min=0, help="The same seed gives the same requests.")] = 0,
+) -> None:
+    """Compare the cluster that serves here, or a small one of its own, with one process that has no store.
+
+    Compares tokens and every token's log-probability bit by bit. The last line it prints is one JSON object of figures.
+    """
+    console = Console(highlight=False, soft_wrap=True)
+    plan = CanaryPlan(requests=requests, fidelity=fidelity, warm=warm, seed=seed)
+    try:
+        report = asyncio.run(_run(config, role, plan, console))
+    except UnavailableError as error:
+        console.print(f"whalepod: {error}")
+        raise typer.Exit(1) from None
+    for line in report.errors[:10]:
+        console.print(line)
+    console.print(json.dumps(report.figures()))
+    if not passed(report, plan):
+        raise typer.Exit(1)
+
+
+def passed(report: CanaryReport, plan: CanaryPlan) -> bool:
+    """Warm requests in `fast` are approximate by design: their differences are reported, and are no failure."""
+    exact = plan.fidelity is Fidelity.EXACT
+    same = report.different == 0 and (report.logprob_different == 0 or not exact)
+    was_warm = report.cached > 0 or not plan.warm
+    return report.control_seen and report.failed == 0 and was_warm and (same or (plan.warm and not exact))
+
+
+async def _run(config: ClusterConfig, role: Role | None, plan: CanaryPlan, console: Console) -> CanaryReport:
+    async with _cluster(config, role or Role(config.prefill.role), console) as running:
+        return await run_canary(running, plan, _oracle(running, plan.fidelity), say=console.print)
+
+
+@contextlib.asynccontextmanager
+async def _cluster(config: ClusterConfig, role: Role, console: Console) -> AsyncGenerator[ClusterConfig]:
+    """The settings of the cluster that serves here, if it fits; else of one that lives as long as the block."""
+    record = serving_record(state_dir(), config.router.http_port)
+    if record is not None:
+        served = load_config(file=Path(record.config_file))
+        if served.prefill.role == role.value and (config.model is None or config.model_dir == served.model_dir):
+            console.print(f"using the cluster at {record.http_url}")
+            yield served
+            return
+        console.print(f"the cluster at {record.http_url} is of another role or model; starting one beside it")
+    own = with_model(config, say=console.print)
+    always = own.router.model_copy(update={"remote_prefill": "always"})
+    prefill = own.prefill.model_copy(update={"role": role.value})
+    own = own.model_copy(update={"router": always, "prefill": prefill, "redis_url": None, "log_level": "warning"})
+    # Two canaries that start together begin to search at different ports.
+    own = with_free_ports(own, search_from=SEARCH_FROM + os.getpid() % 800 * 10)
+    async with running_cluster(own, say=console.print) as cluster:
+        yield cluster.config
+
+
+def _oracle(config: ClusterConfig, fidelity: Fidelity) -> Oracle:
+    def ask(prompts: Sequence[Sequence[int]], sampling: Sequence[SamplingParams]) -> list[Sequence[SampledToken]]:
+        from whalepod.engine.llm import LLM
+
+        llm = LLM(
+            config.model_dir,
+            block_tokens=config.engine.block_tokens,
+            fidelity=fidelity,
+            context_tokens_max=config.engine.context_tokens_max,
+            chunk_tokens=config.prefill.chunk_tokens,
+            quantized_caches=config.engine.quantized_caches,
+            threads=config.engine.threads,
+        )
+        outputs = llm.generate(prompts, sampling)
+        for output in outputs:
+            if output.error is not None:
+                raise output.error
+        return [output.output.tokens for output in outputs]
+
+    return ask
