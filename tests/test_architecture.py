@@ -138,6 +138,7 @@ def test_an_import_in_the_right_direction_is_allowed(path: str, text: str) -> No
 
 
 LONG_FUNCTION = "def f() -> None:\n" + "    pass\n" * FUNCTION_LINES_MAX
+JIT = "import triton\n\n@triton.jit\n"
 LONG_FILE = "x = 1\n" * (FILE_LINES_MAX + 1)
 
 
@@ -148,6 +149,8 @@ LONG_FILE = "x = 1\n" * (FILE_LINES_MAX + 1)
         (banned_names, planted("", "model/helpers/rope.py")),
         (banned_names, planted("class CacheManager: ...")),
         (long_code, planted(LONG_FUNCTION)),
+        (long_code, planted(LONG_FUNCTION, "kernels/gather/triton_kernel.py")),
+        (long_code, planted(JIT + LONG_FUNCTION)),
         (long_code, planted(LONG_FILE)),
         (wall_clocks, planted("import time\ntime.time()")),
         (wall_clocks, planted("import time as t\nnow = t.monotonic")),
@@ -195,6 +198,7 @@ def test_a_planted_violation_is_caught(rule: Callable[[Source], Iterator[str]], 
         (prints, planted("print('hello')", "benchmarks/x.py")),
         (environment_reads, planted("import os\nos.environ['A'] = '1'\nos.environ.setdefault('B', '2')")),
         (environment_reads, planted("import os\nos.environ['HOME']", "services/router/main.py")),
+        (long_code, planted(JIT + LONG_FUNCTION, "kernels/gather/triton_kernel.py")),
         (long_code, planted("def f() -> None:\n" + "    pass\n" * (FUNCTION_LINES_MAX - 1))),
     ],
     ids=lambda value: getattr(value, "__name__", None),
