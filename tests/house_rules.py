@@ -59,6 +59,10 @@ class Source:
         return ast.parse(self.text, filename=str(self.path))
 
     @cached_property
+    def nodes(self) -> list[ast.AST]:
+        return list(ast.walk(self.tree))
+
+    @cached_property
     def folder(self) -> str:
         return self.path.parts[0]
 
@@ -66,7 +70,7 @@ class Source:
     def aliases(self) -> Mapping[str, str]:
         """What each imported name stands for: `import numpy as np` gives np → numpy."""
         found: dict[str, str] = {}
-        for node in ast.walk(self.tree):
+        for node in self.nodes:
             if isinstance(node, ast.Import):
                 for alias in node.names:
                     found[alias.asname or alias.name.split(".")[0]] = (
@@ -87,16 +91,16 @@ class Source:
 
     def references(self) -> Iterator[tuple[ast.expr, str]]:
         """Every use of something imported, with its full name."""
-        for node in ast.walk(self.tree):
+        for node in self.nodes:
             if isinstance(node, ast.Name | ast.Attribute) and (name := self.dotted(node)):
                 yield node, name
 
     def calls(self) -> Iterator[ast.Call]:
-        return (node for node in ast.walk(self.tree) if isinstance(node, ast.Call))
+        return (node for node in self.nodes if isinstance(node, ast.Call))
 
     def imported_modules(self) -> Iterator[tuple[int, str]]:
         """Line and full name of everything that is imported, with relative names resolved."""
-        for node in ast.walk(self.tree):
+        for node in self.nodes:
             if isinstance(node, ast.Import):
                 yield from ((node.lineno, alias.name) for alias in node.names)
             elif isinstance(node, ast.ImportFrom):
@@ -145,7 +149,7 @@ def banned_names(source: Source) -> Iterator[str]:
     for part in (*source.path.parts[:-1], source.path.stem):
         if part.lower() in BANNED_NAMES:
             yield f"{source.path} is named {part}: name what it does"
-    for node in ast.walk(source.tree):
+    for node in source.nodes:
         if isinstance(node, ast.ClassDef) and BANNED_CLASS.search(node.name):
             yield f"{source.path}:{node.lineno} class {node.name}: name what it does"
 
@@ -154,7 +158,7 @@ def long_code(source: Source) -> Iterator[str]:
     lines = source.text.count("\n")
     if lines > FILE_LINES_MAX:
         yield f"{source.path} has {lines} lines, more than {FILE_LINES_MAX}: look for the second idea inside"
-    for node in ast.walk(source.tree):
+    for node in source.nodes:
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             lines = (node.end_lineno or node.lineno) - node.lineno + 1
             lines_max = KERNEL_LINES_MAX if _runs_on_a_gpu(source, node) else FUNCTION_LINES_MAX
@@ -184,7 +188,7 @@ def wall_clocks(source: Source) -> Iterator[str]:
 
 def sleeps_outside_loops(source: Source) -> Iterator[str]:
     """A sleep between two polls is honest; a sleep that hopes something is ready by then is not."""
-    polls = [node for node in ast.walk(source.tree) if isinstance(node, ast.While | ast.For | ast.AsyncFor)]
+    polls = [node for node in source.nodes if isinstance(node, ast.While | ast.For | ast.AsyncFor)]
     honest = {id(inner) for poll in polls for inner in ast.walk(poll)}
     for node, name in source.references():
         if name == "time.sleep" and id(node) not in honest:
@@ -231,7 +235,7 @@ def environment_reads(source: Source) -> Iterator[str]:
     if source.folder in ("cli", "tests", "benchmarks") or source.path.name in ("main.py", "__main__.py"):
         return
     writes: set[int] = set()
-    for node in ast.walk(source.tree):
+    for node in source.nodes:
         match node:
             case ast.Subscript(value=target, ctx=ast.Store() | ast.Del()):
                 writes.add(id(target))

@@ -44,8 +44,9 @@ def sources() -> list[Source]:
     return found
 
 
-def as_report(broken: Iterator[str]) -> str:
-    return "\n".join(broken)
+def assert_nothing(broken: Iterator[str]) -> None:
+    if report := "\n".join(broken):
+        pytest.fail(report, pytrace=False)
 
 
 # --------------------------------------------------------------------------------------------- the rules hold
@@ -53,11 +54,11 @@ def as_report(broken: Iterator[str]) -> str:
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.__name__)
 def test_every_module_keeps_the_rule(rule: Callable[[Source], Iterator[str]], sources: list[Source]) -> None:
-    assert not as_report(line for source in sources for line in rule(source))
+    assert_nothing(line for source in sources for line in rule(source))
 
 
 def test_imports_point_down_as_the_architecture_page_says(sources: list[Source]) -> None:
-    assert not as_report(line for source in sources for line in wrong_imports(source, ALLOWED))
+    assert_nothing(line for source in sources for line in wrong_imports(source, ALLOWED))
 
 
 def test_the_architecture_page_has_a_row_for_every_folder() -> None:
@@ -93,7 +94,7 @@ def test_no_committed_text_names_a_path_of_one_machine() -> None:
         path = ROOT / name
         if path.is_file() and path.suffix in (".py", ".md", ".toml", ".yaml", ".yml", ".txt", ".proto", ".sh", ""):
             broken += machine_paths(path.read_text(encoding="utf-8", errors="replace"), name)
-    assert not as_report(iter(broken))
+    assert_nothing(iter(broken))
 
 
 # --------------------------------------------------------------------------------- planted violations are caught
