@@ -29,11 +29,15 @@ def routed_experts(
     input_format: PackedFormat | None,
 ) -> Tensor:
     tile_experts, tile_rows, places = _place_pairs(ids.tolist())
-    tiles = widen(_rounded(x, input_format)).index_select(0, torch.tensor(tile_rows, device=x.device))
+    tiles = widen(_rounded(x, input_format)).index_select(
+        0, torch.tensor(tile_rows, dtype=torch.int64, device=x.device)
+    )
     gate, up = _tile_products(tiles, gate_up, tile_experts).chunk(2, dim=-1)
     hidden = widen(_rounded(narrow(swiglu(gate, up, limit=limit), x.dtype), input_format))
-    outputs = _tile_products(hidden, down, tile_experts).index_select(0, torch.tensor(places, device=x.device))
-    return (outputs.view(*ids.shape, -1) * weights.to(wide_dtype(x.dtype)).unsqueeze(2)).sum(dim=1)
+    outputs = _tile_products(hidden, down, tile_experts).index_select(
+        0, torch.tensor(places, dtype=torch.int64, device=x.device)
+    )
+    return (outputs.unflatten(0, ids.shape) * weights.to(wide_dtype(x.dtype)).unsqueeze(2)).sum(dim=1)
 
 
 def _rounded(x: Tensor, input_format: PackedFormat | None) -> Tensor:

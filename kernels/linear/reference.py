@@ -9,8 +9,15 @@ from torch.nn import functional
 from whalepod.kernels.numerics import ROW_TILE, narrow, pad_rows, widen
 
 
+CHANNELS = 8
+"""Rows are padded to a multiple of this many channels, or their addresses would decide how the library sums them."""
+
+
 def linear(x: Tensor, weight: Tensor, *, out_dtype: torch.dtype) -> Tensor:
-    tiles, weight = pad_rows(widen(x)), widen(weight)
+    tiles, weight = widen(x), widen(weight)
+    if missing := -x.shape[1] % CHANNELS:
+        tiles, weight = functional.pad(tiles, (0, missing)), functional.pad(weight, (0, missing))
+    tiles = pad_rows(tiles)
     if tiles.shape[0] == ROW_TILE:
         out = functional.linear(tiles, weight)
     else:
