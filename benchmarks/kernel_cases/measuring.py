@@ -40,6 +40,7 @@ class Row:
 def graph_us(function: Callable[[], object], *, repeats: int = REPEATS) -> float:
     """Median time of one replay of a CUDA graph that holds one call of `function`, in µs."""
     stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
         for _ in range(3):
             function()

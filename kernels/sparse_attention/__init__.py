@@ -51,7 +51,10 @@ def sparse_attention(
     assert sink.shape == (heads,) and cos.shape == sin.shape and cos.shape[0] == rows, (sink.shape, cos.shape)
     assert (entries is None) == (chosen is None), "entries and what is chosen of them come together"
     if entries is not None and chosen is not None:
-        assert entries.shape[1] == FP4_BLOCK16.record_bytes(width) and chosen.shape[0] == rows, (entries.shape, chosen.shape)
+        assert entries.shape[1] == FP4_BLOCK16.record_bytes(width) and chosen.shape[0] == rows, (
+            entries.shape,
+            chosen.shape,
+        )
     arguments = (queries, window, bases, positions, lowest, sink, cos, sin)
     sizes = {"ring": ring, "window_rows": window_rows, "scale": scale, "entries": entries, "chosen": chosen}
     if not queries.is_cuda:

@@ -77,7 +77,8 @@ def _fp8_rows(records, rows, valid, HALF: tl.constexpr, FAST: tl.constexpr):
     columns = tl.arange(0, HALF)
     words = tl.load(
         (records + tl.multiple_of(start, 16)[:, None]).to(tl.pointer_type(tl.int16)) + columns[None, :],
-        mask=valid[:, None], other=0,
+        mask=valid[:, None],
+        other=0,
     )
     groups = tl.arange(0, GROUPS)
     scale_bytes = tl.load(records + start[:, None] + (2 * HALF + groups)[None, :], mask=valid[:, None], other=0)
@@ -96,7 +97,8 @@ def _fp4_rows(records, rows, valid, HALF: tl.constexpr, FAST: tl.constexpr):
     columns = tl.arange(0, HALF)
     codes = tl.load(
         records.to(tl.pointer_type(tl.int8)) + tl.multiple_of(start, 16)[:, None] + columns[None, :],
-        mask=valid[:, None], other=0,
+        mask=valid[:, None],
+        other=0,
     )
     groups = tl.arange(0, GROUPS)
     scale_bytes = tl.load(records + start[:, None] + (HALF + groups)[None, :], mask=valid[:, None], other=0)
@@ -107,8 +109,9 @@ def _fp4_rows(records, rows, valid, HALF: tl.constexpr, FAST: tl.constexpr):
 
 
 @triton.jit
-def _attend(query_even, query_odd, even, odd, valid, highest, total, out_even, out_odd, logit_scale,
-            FAST: tl.constexpr):
+def _attend(
+    query_even, query_odd, even, odd, valid, highest, total, out_even, out_odd, logit_scale, FAST: tl.constexpr
+):
     """One tile of keys of the running softmax; all in powers of two."""
     if not FAST:  # the interpreter multiplies no bfloat16
         even, odd = even.to(tl.float32), odd.to(tl.float32)
@@ -126,8 +129,20 @@ def _attend(query_even, query_odd, even, odd, valid, highest, total, out_even, o
 
 
 @triton.jit
-def _write_rotated(out, even, odd, cos, sin, row, head, in_range, HEADS: tl.constexpr, HALF: tl.constexpr,
-                   PAIRS: tl.constexpr, FAST: tl.constexpr):
+def _write_rotated(
+    out,
+    even,
+    odd,
+    cos,
+    sin,
+    row,
+    head,
+    in_range,
+    HEADS: tl.constexpr,
+    HALF: tl.constexpr,
+    PAIRS: tl.constexpr,
+    FAST: tl.constexpr,
+):
     """Turn the last 2 · PAIRS channels back by the row's angles and store [heads, 2 · HALF] as bfloat16."""
     columns = tl.arange(0, HALF)
     pair = columns - (HALF - PAIRS)
@@ -148,10 +163,31 @@ def _write_rotated(out, even, odd, cos, sin, row, head, in_range, HEADS: tl.cons
 
 @triton.jit
 def sparse_attention_kernel(
-    queries, window, bases, positions, lowest, entries, chosen, sink, cos, sin, out, part_out, part_stats,
-    logit_scale, ring, window_rows, chosen_stride,
-    HEADS: tl.constexpr, HEAD_BLOCK: tl.constexpr, HALF: tl.constexpr, PAIRS: tl.constexpr, KEYS: tl.constexpr,
-    CHOSEN: tl.constexpr, PARTS: tl.constexpr, FAST: tl.constexpr,
+    queries,
+    window,
+    bases,
+    positions,
+    lowest,
+    entries,
+    chosen,
+    sink,
+    cos,
+    sin,
+    out,
+    part_out,
+    part_stats,
+    logit_scale,
+    ring,
+    window_rows,
+    chosen_stride,
+    HEADS: tl.constexpr,
+    HEAD_BLOCK: tl.constexpr,
+    HALF: tl.constexpr,
+    PAIRS: tl.constexpr,
+    KEYS: tl.constexpr,
+    CHOSEN: tl.constexpr,
+    PARTS: tl.constexpr,
+    FAST: tl.constexpr,
 ):
     row = tl.program_id(0)
     part = tl.program_id(1)
@@ -196,7 +232,8 @@ def sparse_attention_kernel(
         valid = at <= position
         even, odd = _fp8_rows(window, base + at % ring, valid, HALF, FAST)
         highest, total, out_even, out_odd = _attend(
-            query_even, query_odd, even, odd, valid, highest, total, out_even, out_odd, logit_scale, FAST)
+            query_even, query_odd, even, odd, valid, highest, total, out_even, out_odd, logit_scale, FAST
+        )
     if CHOSEN > 0:
         for tile in range(tl.maximum(tile_start, window_tiles), tile_end):
             place = (tile - window_tiles) * KEYS + key
@@ -204,13 +241,26 @@ def sparse_attention_kernel(
             rows = tl.load(chosen + row.to(tl.int64) * chosen_stride + place, mask=valid, other=0)
             even, odd = _fp4_rows(entries, rows, valid, HALF, FAST)
             highest, total, out_even, out_odd = _attend(
-                query_even, query_odd, even, odd, valid, highest, total, out_even, out_odd, logit_scale, FAST)
+                query_even, query_odd, even, odd, valid, highest, total, out_even, out_odd, logit_scale, FAST
+            )
 
     if PARTS == 1:
         # Without keys and without a sink the sum is 0, and so is the output.
-        scale = 2.0 ** SHIFT / tl.where(total > 0, total, 1.0)
-        _write_rotated(out, out_even * scale[:, None], out_odd * scale[:, None], cos, sin, row, head, in_range,
-                       HEADS, HALF, PAIRS, FAST)
+        scale = 2.0**SHIFT / tl.where(total > 0, total, 1.0)
+        _write_rotated(
+            out,
+            out_even * scale[:, None],
+            out_odd * scale[:, None],
+            cos,
+            sin,
+            row,
+            head,
+            in_range,
+            HEADS,
+            HALF,
+            PAIRS,
+            FAST,
+        )
     else:
         at = (row.to(tl.int64) * PARTS + part) * HEAD_BLOCK + head
         tl.store(part_stats + 2 * at, highest)
@@ -222,9 +272,19 @@ def sparse_attention_kernel(
 
 @triton.jit
 def combine_parts_kernel(
-    part_out, part_stats, sink, cos, sin, out,
-    HEADS: tl.constexpr, HEAD_BLOCK: tl.constexpr, HEADS_EACH: tl.constexpr, HALF: tl.constexpr, PAIRS: tl.constexpr,
-    PARTS: tl.constexpr, FAST: tl.constexpr,
+    part_out,
+    part_stats,
+    sink,
+    cos,
+    sin,
+    out,
+    HEADS: tl.constexpr,
+    HEAD_BLOCK: tl.constexpr,
+    HEADS_EACH: tl.constexpr,
+    HALF: tl.constexpr,
+    PAIRS: tl.constexpr,
+    PARTS: tl.constexpr,
+    FAST: tl.constexpr,
 ):
     """Add the parts of a row in their order, divide by the whole sum, turn back and store."""
     row = tl.program_id(0)
@@ -246,9 +306,10 @@ def combine_parts_kernel(
         target = at[:, None] * (2 * HALF) + columns[None, :]
         even += keep[:, None] * tl.load(part_out + target)
         odd += keep[:, None] * tl.load(part_out + target + HALF)
-    scale = 2.0 ** SHIFT / tl.where(total > 0, total, 1.0)
-    _write_rotated(out, even * scale[:, None], odd * scale[:, None], cos, sin, row, head, in_range, HEADS, HALF, PAIRS,
-                   FAST)
+    scale = 2.0**SHIFT / tl.where(total > 0, total, 1.0)
+    _write_rotated(
+        out, even * scale[:, None], odd * scale[:, None], cos, sin, row, head, in_range, HEADS, HALF, PAIRS, FAST
+    )
 
 
 def parts_of(rows: int, *, batch_invariant: bool) -> int:
@@ -269,22 +330,58 @@ def scratch(queries: Tensor, heads: int, parts: int) -> tuple[Tensor, Tensor]:
 
 
 def combine_parts(
-    part_out: Tensor, part_stats: Tensor, sink: Tensor, cos: Tensor, sin: Tensor, out: Tensor, *, parts: int, heads: int,
+    part_out: Tensor,
+    part_stats: Tensor,
+    sink: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    out: Tensor,
+    *,
+    parts: int,
+    heads: int,
     fast: bool,
 ) -> None:
     """Adds up what `parts` programs of each row left in their scratch memory, of `heads` heads each, into `out`."""
     rows, count, width = out.shape
     each = min(heads, 8)
     combine_parts_kernel[(rows, heads // each)](
-        part_out, part_stats, sink, cos, sin, out, HEADS=count, HEAD_BLOCK=heads, HEADS_EACH=each, HALF=width // 2,
-        PAIRS=cos.shape[1], PARTS=parts, FAST=fast, num_warps=4,
+        part_out,
+        part_stats,
+        sink,
+        cos,
+        sin,
+        out,
+        HEADS=count,
+        HEAD_BLOCK=heads,
+        HEADS_EACH=each,
+        HALF=width // 2,
+        PAIRS=cos.shape[1],
+        PARTS=parts,
+        FAST=fast,
+        num_warps=4,
     )
 
 
 def sparse_attention(
-    queries: Tensor, window: Tensor, bases: Tensor, positions: Tensor, lowest: Tensor, sink: Tensor, cos: Tensor,
-    sin: Tensor, *, ring: int, window_rows: int, scale: float, entries: Tensor | None, chosen: Tensor | None,
-    batch_invariant: bool = False, parts: int | None = None, keys: int = 64, num_warps: int = 8, num_stages: int = 2,
+    queries: Tensor,
+    window: Tensor,
+    bases: Tensor,
+    positions: Tensor,
+    lowest: Tensor,
+    sink: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    *,
+    ring: int,
+    window_rows: int,
+    scale: float,
+    entries: Tensor | None,
+    chosen: Tensor | None,
+    batch_invariant: bool = False,
+    parts: int | None = None,
+    keys: int = 64,
+    num_warps: int = 8,
+    num_stages: int = 2,
 ) -> Tensor:
     """As `whalepod.kernels.sparse_attention`, for bfloat16 on a GPU, or anything in Triton's interpreter."""
     queries = queries.contiguous()
@@ -297,11 +394,32 @@ def sparse_attention(
     part_out, part_stats = scratch(queries, head_block, parts)
     fast = queries.is_cuda
     sparse_attention_kernel[(rows, parts)](
-        queries, window, bases, positions, lowest, window if entries is None else entries,
-        bases if chosen is None else chosen, sink, cos, sin, out, part_out, part_stats,
-        scale * 2.0**SHIFT.value * LOG2_E.value, ring, window_rows, 0 if chosen is None else chosen.stride(0),
-        HEADS=heads, HEAD_BLOCK=head_block, HALF=width // 2, PAIRS=cos.shape[1], KEYS=keys,
-        CHOSEN=0 if chosen is None else chosen.shape[1], PARTS=parts, FAST=fast, num_warps=num_warps,
+        queries,
+        window,
+        bases,
+        positions,
+        lowest,
+        window if entries is None else entries,
+        bases if chosen is None else chosen,
+        sink,
+        cos,
+        sin,
+        out,
+        part_out,
+        part_stats,
+        scale * 2.0**SHIFT.value * LOG2_E.value,
+        ring,
+        window_rows,
+        0 if chosen is None else chosen.stride(0),
+        HEADS=heads,
+        HEAD_BLOCK=head_block,
+        HALF=width // 2,
+        PAIRS=cos.shape[1],
+        KEYS=keys,
+        CHOSEN=0 if chosen is None else chosen.shape[1],
+        PARTS=parts,
+        FAST=fast,
+        num_warps=num_warps,
         num_stages=num_stages,
     )
     if parts > 1:
