@@ -96,7 +96,7 @@ class BlockBatches:
         )
         if complete:
             self._renewals.note(due)
-        verified = [sink.verified is not None for sink in sinks]
+        verified = [sink.verified for sink in sinks]
         metrics.BYTES.labels("read").inc(sum(verified) * value_bytes)
         return leading(verified)
 

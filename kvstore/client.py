@@ -18,6 +18,7 @@ from whalepod.core.ids import Incarnation
 
 from . import metrics
 from .block_batches import BatchThreads, BlockBatches, BlockToPut, count_written, leading, remove_if_corrupt
+from .plain_block_headers import PlainBlockHeaders
 from .redis_shard import Shard
 from .redis_transport import RedisTransport, Written
 from .renewals import Renewals
@@ -78,6 +79,7 @@ class KvClient:
         if layout is not None:
             renewals = Renewals(interval_s=settings.touch_interval_s, clock=clock)
             self._writer = ValueWriter(namespace, layout, incarnation, settings, clock)
+            self._headers = PlainBlockHeaders(namespace, layout)
             self._batches = BlockBatches(self._transport, self._writer, renewals=renewals, threads=self._threads)
 
     def lookup(self, keys: Sequence[BlockKey], *, deadline: Deadline) -> int:
@@ -107,18 +109,15 @@ class KvClient:
         views = [flat(buffer) for buffer in buffers]
         if any(len(view) != writer.layout.payload_bytes or view.readonly for view in views):
             raise ValueError(f"a block's buffer is writable and has {writer.layout.payload_bytes} bytes")
-        sinks = [
-            BlockSink(key, view, writer.namespace, writer.layout, exact_only)
-            for key, view in zip(keys, views, strict=True)
-        ]
+        sinks = [BlockSink(key, view, self._headers, exact_only) for key, view in zip(keys, views, strict=True)]
         if self._transport.shards:
             with metrics.FETCH_SECONDS.labels("block").time():
                 self._batches.fetch(sinks, deadline=deadline)
         exact: list[bool] = []
         for sink in sinks:
-            if sink.verified is None:
+            if not sink.verified:
                 break
-            exact.append(sink.verified.exact)
+            exact.append(sink.exact)
         metrics.TOKENS.labels("store").inc(len(exact) * writer.layout.block_tokens)
         return Fetched(count=len(exact), exact=tuple(exact))
 

@@ -206,9 +206,8 @@ def _read_value(connection: RespConnection, sink: ValueSink, deadline: Deadline)
         return False
     if length is None:
         return True
-    head = bytearray(min(length, HEADER_BYTES))
-    connection.read_into(memoryview(head), deadline=deadline)
-    places = sink.open(bytes(head), length)
+    head = connection.read_bytes(min(length, HEADER_BYTES), deadline=deadline)
+    places = sink.open(head, length)
     if places is None:
         rest = length - len(head)
         if rest > DRAIN_BYTES_MAX:

@@ -32,6 +32,9 @@ ARRAY_ITEMS_MAX: Final = 1 << 16
 NESTING_MAX: Final = 4
 SCRATCH_BYTES: Final = 64 << 10
 IOV_MAX: Final = 512
+ARMED_S: Final = 0.005
+"""A kernel timeout set less than this ago for the same deadline is not set again."""
+NEVER: Final = (-1.0, 0.0)
 _TIMEVAL = struct.Struct("@ll")
 
 
@@ -57,7 +60,7 @@ def gather(*words: BytesLike | tuple[BytesLike, ...]) -> list[BytesLike]:
 class RespConnection:
     """A connected socket and the bytes read ahead. Not thread-safe: one exchange at a time."""
 
-    __slots__ = ("_ahead", "_end", "_socket", "_start")
+    __slots__ = ("_ahead", "_armed", "_end", "_socket", "_start")
 
     def __init__(self, connected: socket.socket) -> None:
         # Blocking mode with kernel timeouts: one system call receives a whole value (MSG_WAITALL) and still ends in
@@ -67,6 +70,7 @@ class RespConnection:
         self._ahead = bytearray(READ_AHEAD_BYTES)
         self._start = 0
         self._end = 0
+        self._armed = {socket.SO_RCVTIMEO: NEVER, socket.SO_SNDTIMEO: NEVER}
 
     @classmethod
     def connect(cls, address: StoreAddress, *, deadline: Deadline) -> RespConnection:
@@ -148,6 +152,13 @@ class RespConnection:
         at = ahead
         while at < len(view):
             at += self._receive(view[at:] if at else view, socket.MSG_WAITALL, deadline)
+
+    def read_bytes(self, length: int, *, deadline: Deadline) -> bytes:
+        """The next `length` bytes, a few hundred at most. Raises StoreFault."""
+        while self._end - self._start < length:
+            self._read_ahead(deadline)
+        self._start += length
+        return bytes(self._ahead[self._start - length : self._start])
 
     def skip(self, length: int, *, deadline: Deadline) -> None:
         """Read and forget. Raises StoreFault."""
@@ -245,15 +256,20 @@ class RespConnection:
         return received
 
     def _arm(self, option: int, deadline: Deadline) -> None:
+        """Let the kernel end the next call at the deadline, at most `ARMED_S` later."""
         remaining_s = deadline.remaining_s()
         if remaining_s <= 0:
             raise StoreFault(FaultReason.TIMEOUT, "deadline")
+        armed_for_s, armed_with_s = self._armed[option]
+        if armed_for_s == deadline.at_s and armed_with_s - remaining_s <= ARMED_S:
+            return
         # A timeout of zero would mean none at all.
         seconds, micros = divmod(ceil(min(remaining_s, 3600.0) * 1e6), 1_000_000)
         try:
             self._socket.setsockopt(socket.SOL_SOCKET, option, _TIMEVAL.pack(seconds, micros))
         except OSError as error:  # closed under us
             raise StoreFault(FaultReason.RESET, str(error)) from error
+        self._armed[option] = (deadline.at_s, remaining_s)
 
 
 def _integer(digits: bytes) -> int:

@@ -199,7 +199,7 @@ class Header:
 
     @property
     def exact(self) -> bool:
-        return bool(self.flags & Flag.EXACT)
+        return self.flags & 1 == 1
 
     def block_refusal(
         self, key: BlockKey, *, namespace: bytes, layout: BlockLayout, value_bytes: int, exact_only: bool = False
@@ -264,8 +264,11 @@ def payload_checksum(payload: Iterable[BytesLike], *, crc: bool = False) -> int:
         for piece in payload:
             value = google_crc32c.extend(value, bytes(piece))
         return value
+    pieces = tuple(payload)
+    if len(pieces) == 1:
+        return xxhash.xxh3_64_intdigest(pieces[0])
     digest = xxhash.xxh3_64()
-    for piece in payload:
+    for piece in pieces:
         digest.update(piece)
     return digest.intdigest()
 

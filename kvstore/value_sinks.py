@@ -11,8 +11,9 @@ from dataclasses import dataclass, field
 
 from whalepod.core.block_keys import BlockKey
 
+from .plain_block_headers import PlainBlockHeaders
 from .store_keys import block_store_key, snapshot_identity
-from .value_format import BlockLayout, Header, PartKind, Refusal, SnapshotValue, parse_header
+from .value_format import Header, PartKind, Refusal, SnapshotValue, parse_header, payload_checksum
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,45 +28,54 @@ class Rejected:
 
 @dataclass(slots=True)
 class BlockSink:
-    """Takes one block into a buffer of `layout.payload_bytes`."""
+    """Takes one block into a buffer of the layout's `payload_bytes`."""
 
     block: BlockKey
     buffer: memoryview
-    namespace: bytes
-    layout: BlockLayout
+    headers: PlainBlockHeaders
     exact_only: bool
     key: bytes = field(init=False)
-    verified: Header | None = field(default=None, init=False)
-    """The block's header, once the whole block is in the buffer and agrees with it."""
+    verified: bool = field(default=False, init=False)
+    """The whole block is in the buffer and agrees with its header."""
+    exact: bool = field(default=False, init=False)
     rejected: Rejected | None = field(default=None, init=False)
-    _header: Header | None = field(default=None, init=False)
     _head: bytes = field(default=b"", init=False)
+    _checksum: int | Header = field(default=0, init=False)
+    """The payload's xxh3-64, or a header that says how to check it."""
 
     def __post_init__(self) -> None:
         self.key = block_store_key(self.block)
 
     def open(self, head: bytes, value_bytes: int) -> Sequence[memoryview] | None:
-        header = parse_header(head)
-        refusal = header if isinstance(header, Refusal) else self._refusal(header, value_bytes)
+        self._head = head
+        plain = self.headers.read(head, self.block, value_bytes=value_bytes)
+        if plain is None:
+            header = parse_header(head)
+            refusal = header if isinstance(header, Refusal) else self._refusal(header, value_bytes)
+            if isinstance(header, Header):
+                self._checksum, self.exact = header, header.exact
+        else:
+            self._checksum, self.exact = plain
+            refusal = Refusal.NOT_EXACT if self.exact_only and not self.exact else None
         if refusal is not None:
             self.rejected = Rejected(self.key, refusal, head, value_bytes)
             return None
-        assert isinstance(header, Header)
-        self._header, self._head = header, head
         return (self.buffer,)
 
     def finish(self) -> None:
-        assert self._header is not None
-        if refusal := self._header.payload_refusal((self.buffer,)):
-            self.rejected = Rejected(self.key, refusal, self._head, len(self._head) + len(self.buffer))
+        payload = (self.buffer,)
+        if isinstance(self._checksum, Header):
+            self.verified = self._checksum.payload_refusal(payload) is None
         else:
-            self.verified = self._header
+            self.verified = payload_checksum(payload) == self._checksum
+        if not self.verified:
+            self.rejected = Rejected(self.key, Refusal.CHECKSUM, self._head, len(self._head) + len(self.buffer))
 
     def _refusal(self, header: Header, value_bytes: int) -> Refusal | None:
         return header.block_refusal(
             self.block,
-            namespace=self.namespace,
-            layout=self.layout,
+            namespace=self.headers.namespace,
+            layout=self.headers.layout,
             value_bytes=value_bytes,
             exact_only=self.exact_only,
         )
