@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from random import Random
@@ -46,8 +46,15 @@ def prompt_of(tokens: int, *, seed: int = 0) -> tuple[int, ...]:
     return tuple(rng.randrange(3, 500) for _ in range(tokens))
 
 
-GREEDY = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True, logprobs=2)
-SEEDED = SamplingParams(temperature=1, top_p=0.95, seed=7, max_tokens=6, ignore_eos=True, logprobs=2)
+GREEDY = SamplingParams(temperature=0, max_tokens=4, ignore_eos=True, logprobs=2)
+SEEDED = SamplingParams(temperature=1, top_p=0.95, seed=7, max_tokens=4, ignore_eos=True, logprobs=2)
+
+
+@cache
+def oracle(tokens: int, sampling: SamplingParams = GREEDY, *, seed: int = 0) -> tuple[SampledToken, ...]:
+    """What one cold rank says after `prompt_of(tokens, seed=seed)`, alone and in one chunk."""
+    world = World(options=replace(OPTIONS, slots=1, chunk_tokens=512))
+    return tuple(world.generate(prompt_of(tokens, seed=seed), sampling, shares=False).tokens)
 
 
 @dataclass(slots=True)
@@ -82,6 +89,8 @@ class World:
         self._answers: deque[Answer] = deque()
         self.engine = Engine(self.model, options, store=store, deliver=self._answers.append)
         self.heard: dict[RequestId, Heard] = {}
+        self.worked = False
+        """The last step had I/O to do."""
         self._ids = 0
 
     def request(
@@ -119,14 +128,14 @@ class World:
         self.engine.submit(request)
         return self.heard.setdefault(request.request_id, Heard())
 
-    def transfer(self) -> None:
-        """Do all I/O that is queued, and tell the engine."""
-        transfers = self.engine.transfers
-        if transfers is not None:
-            while transfers.work_on_load(wait=False) or transfers.work_on_write(wait=False):
-                pass
+    def transfer(self) -> bool:
+        """Do all I/O that is queued, and tell the engine. False: there was none."""
+        transfers, worked = self.engine.transfers, False
+        while transfers is not None and (transfers.work_on_load(wait=False) or transfers.work_on_write(wait=False)):
+            worked = True
         while self._answers:
             self.engine.answer(self._answers.popleft())
+        return worked
 
     def step(self) -> list[StepEvent]:
         """One step, its events noted, its I/O done, blocks and slots conserved."""
@@ -140,15 +149,14 @@ class World:
                     heard.handoff = event.handoff
                 case FinishedEvent():
                     heard.ends.append(event)
-        self.transfer()
+        self.worked = self.transfer()
         self.engine.check()
         return events
 
     def run(self) -> None:
         """Until nothing happens any more."""
-        quiet = 0
-        while quiet < 2:
-            quiet = 0 if self.step() or self.engine.runnable else quiet + 1
+        while self.step() or self.worked or self.engine.runnable:
+            pass
 
     def generate(self, prompt: Sequence[int], sampling: SamplingParams = GREEDY, **kinds: object) -> Heard:
         """Run one request to its end."""

@@ -1,0 +1,41 @@
+"""A spec in the words of llguidance."""
+
+from __future__ import annotations
+
+from llguidance import LLMatcher
+
+from .errors import GrammarError
+from .gbnf import is_gbnf, lark_of_gbnf
+from .python_regex import rust_regex
+from .spec import GrammarKind, GrammarSpec
+
+# Applied last, so that a schema cannot change them through `x-guidance`. Between tokens of JSON there may be one space,
+# or one new line and its indentation: with any whitespace, a model may fill its answer with it.
+_JSON_RULES = {
+    "whitespace_flexible": True,
+    "whitespace_pattern": r" |\n {0,32}",
+    "item_separator": ",",
+    "key_separator": ":",
+    "coerce_one_of": False,
+    "lenient": False,
+}
+
+
+def lower(spec: GrammarSpec) -> str:
+    """What `LLMatcher` takes. Raises GrammarError on what our own translations find; the rest is llguidance's to find."""
+    match spec.kind:
+        case GrammarKind.REGEX:
+            return LLMatcher.grammar_from_regex(rust_regex(spec.source))
+        case GrammarKind.JSON_SCHEMA:
+            return _json(spec.source)
+        case GrammarKind.JSON_OBJECT:
+            return _json('{"type":"object"}')
+        case GrammarKind.EBNF:
+            return LLMatcher.grammar_from_lark(lark_of_gbnf(spec.source) if is_gbnf(spec.source) else spec.source)
+
+
+def _json(schema: str) -> str:
+    try:
+        return LLMatcher.grammar_from_json_schema(schema, overrides=_JSON_RULES)
+    except ValueError as error:
+        raise GrammarError(f"invalid JSON schema: {error}") from None

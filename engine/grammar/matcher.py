@@ -1,0 +1,132 @@
+"""A grammar that was compiled, and one place in it.
+
+The end of the sequence is ours: llguidance neither counts nor rolls it back when nothing else can follow.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from llguidance import LLMatcher, LLParserLimits
+
+from whalepod.core.clock import thread_cpu_s
+
+from .errors import DeadEndError, GrammarError
+from .masks import MaskWords
+from .vocabulary import Vocabulary
+
+STEP_S_MAX = 0.25
+"""Of one core, for one token of one request. Usual are 20–500 µs."""
+
+REASON_CHARS_MAX = 400
+
+# In llguidance's units. Against its own: fewer items in a row and states, because an ambiguous grammar slows down with
+# their square, and a state takes 1–2 kB.
+_LIMITS = LLParserLimits(
+    max_items_in_row=1_000, step_max_items=50_000, max_lexer_states=100_000, max_grammar_size=200_000, verbose_errors=False
+)
+
+
+class CompiledGrammar:
+    """Ready to be followed by any number of requests. Immutable."""
+
+    def __init__(self, lowered: str, vocabulary: Vocabulary) -> None:
+        """Takes milliseconds, or for ever; releases the interpreter's lock meanwhile. Raises GrammarError."""
+        self.vocabulary = vocabulary
+        self._start = LLMatcher(vocabulary.llguidance, lowered, log_level=0, limits=_LIMITS)
+        if self._start.is_error():
+            raise _error_of(self._start)
+
+    def matcher(self) -> Matcher:
+        """At the beginning."""
+        return Matcher(self._start.deep_copy(), self.vocabulary)
+
+
+@dataclass(slots=True)
+class Matcher:
+    """Belongs to one thread. Its place is a function of the accepted tokens.
+
+    `fill` and `accept` raise GrammarError when there is no way on or a limit is exceeded; after that it is of no use.
+    """
+
+    _inner: LLMatcher
+    _vocabulary: Vocabulary
+    _ended: bool = False
+
+    @property
+    def ended(self) -> bool:
+        """The end-of-sequence token was accepted."""
+        return self._ended
+
+    @property
+    def accepting(self) -> bool:
+        """What was accepted is a whole sentence of the grammar."""
+        return self._ended or self._inner.is_accepting()
+
+    def fill(self, mask: MaskWords) -> None:
+        """Write the tokens that may follow to `mask` [words] uint32; the end must not have been accepted.
+
+        The end-of-sequence token is among them exactly if the sentence is whole. Raises DeadEndError if there are none.
+        """
+        assert not self._ended
+        started_s = thread_cpu_s()
+        self._inner.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
+        self._check(started_s)
+        mask &= self._vocabulary.text_words
+        if self._inner.is_accepting():
+            mask[self._vocabulary.eos_id // 32] |= np.uint32(1 << self._vocabulary.eos_id % 32)
+        if not mask.any():
+            raise DeadEndError
+
+    def accept(self, token_id: int) -> bool:
+        """Move on by one token. False, and no move, if it may not follow."""
+        if self._ended:
+            return False
+        if token_id == self._vocabulary.eos_id:
+            self._ended = self._inner.is_accepting()
+            return self._ended
+        if not self._adds_text(token_id):
+            return False
+        started_s = thread_cpu_s()
+        accepted = self._inner.try_consume_tokens([token_id]) == 1
+        self._check(started_s)
+        return accepted
+
+    def accept_all(self, token_ids: Sequence[int]) -> int:
+        """Move on as far as the tokens may follow; how many did."""
+        for count, token_id in enumerate(token_ids):
+            if not self.accept(token_id):
+                return count
+        return len(token_ids)
+
+    def rollback(self, count: int) -> None:
+        """Take back the last `count` accepted tokens; there must be as many."""
+        if count and self._ended:
+            self._ended, count = False, count - 1
+        if count:
+            assert self._inner.rollback(count), self._inner.get_error()
+
+    def fork(self) -> Matcher:
+        """Another one at the same place."""
+        return Matcher(self._inner.deep_copy(), self._vocabulary, self._ended)
+
+    def _adds_text(self, token_id: int) -> bool:
+        within = 0 <= token_id < self._vocabulary.size
+        return within and bool(self._vocabulary.text_words[token_id // 32] >> np.uint32(token_id % 32) & np.uint32(1))
+
+    def _check(self, started_s: float) -> None:
+        if self._inner.is_error():
+            raise _error_of(self._inner)
+        if thread_cpu_s() - started_s > STEP_S_MAX:
+            raise GrammarError("following this grammar takes too long")
+
+
+def _error_of(matcher: LLMatcher) -> GrammarError:
+    """llguidance's message without its drawings of the grammar, which are indented."""
+    error = matcher.get_error()
+    if error.startswith("NoExtension"):
+        return DeadEndError()
+    lines = [line.strip() for line in error.splitlines() if line.strip() and line[0] not in " <"]
+    return GrammarError(" ".join(lines)[:REASON_CHARS_MAX])
