@@ -8,7 +8,6 @@ from torch.nn import functional
 
 from whalepod.kernels.numerics import ROW_TILE, narrow, pad_rows, widen
 
-
 CHANNELS = 8
 """Rows are padded to a multiple of this many channels, or their addresses would decide how the library sums them."""
 
