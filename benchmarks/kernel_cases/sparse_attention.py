@@ -26,8 +26,10 @@ def rows() -> Iterator[Row]:
 
 
 def problem(sequences: int, rows_each: int, *, seed: int = 0) -> dict[str, Any]:
-    """Arguments of `sparse_attention` on the GPU: the last `rows_each` rows of each sequence. Decode rows read rings, rows
-    of a prompt a pool in order of position."""
+    """Arguments of `sparse_attention` on the GPU: the last `rows_each` rows of each sequence.
+
+    Decode rows read rings, rows of a prompt a pool in order of position.
+    """
     generator = torch.Generator("cuda").manual_seed(seed)
     rows = sequences * rows_each
     normal = partial(torch.randn, device="cuda", generator=generator)

@@ -5,6 +5,8 @@ Reads the caches' own bytes, FP8 window rows and FP4 entries, and turns the resu
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -56,7 +58,13 @@ def sparse_attention(
             chosen.shape,
         )
     arguments = (queries, window, bases, positions, lowest, sink, cos, sin)
-    sizes = {"ring": ring, "window_rows": window_rows, "scale": scale, "entries": entries, "chosen": chosen}
+    sizes: dict[str, Any] = {
+        "ring": ring,
+        "window_rows": window_rows,
+        "scale": scale,
+        "entries": entries,
+        "chosen": chosen,
+    }
     if not queries.is_cuda:
         return reference.sparse_attention(*arguments, **sizes)
     if queries.dtype != torch.bfloat16:
