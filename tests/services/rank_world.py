@@ -168,10 +168,13 @@ class DecodeStream:
         self.listening = asyncio.create_task(self._listen())
 
     def start(self, ticket: common_pb2.SignedTicket) -> Key:
-        self._outgoing.put_nowait(decode_pb2.GenerateRequest(start=decode_pb2.Start(ticket=ticket)))
+        self.send_start(ticket)
         key = key_of(ticket)
         self.heard.setdefault(key, Heard())
         return key
+
+    def send_start(self, ticket: common_pb2.SignedTicket) -> None:
+        self._outgoing.put_nowait(decode_pb2.GenerateRequest(start=decode_pb2.Start(ticket=ticket)))
 
     def ready(self, key: Key, result: prefill_pb2.RunResponse | None) -> None:
         ready = decode_pb2.Ready(request_id=key[0], attempt=key[1], result=result)
