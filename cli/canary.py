@@ -14,9 +14,6 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from whalepod.cli.cluster_options import with_cluster_config
-from whalepod.cli.serve import with_model
-from whalepod.cli.user_dirs import state_dir
 from whalepod.cluster.canary import CanaryPlan, CanaryReport, Oracle, run_canary
 from whalepod.cluster.config import ClusterConfig
 from whalepod.cluster.config_sources import load_config
@@ -26,6 +23,10 @@ from whalepod.cluster.serve_lock import serving_record
 from whalepod.core.errors import UnavailableError
 from whalepod.engine.interface import Fidelity, SampledToken
 from whalepod.engine.sampling_params import SamplingParams
+
+from .cluster_options import with_cluster_config
+from .serve import with_model
+from .user_dirs import state_dir
 
 
 class Role(StrEnum):

@@ -10,7 +10,6 @@ import importlib.util
 import os
 import re
 import resource
-import socket
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -25,6 +24,7 @@ import typer
 from whalepod.cluster.config import ClusterConfig
 from whalepod.cluster.config_sources import settings
 from whalepod.cluster.embedded_redis import VERSION_MIN, find_redis_server, server_version
+from whalepod.cluster.free_ports import busy_ports
 from whalepod.core.errors import CheckpointError, ConfigError
 
 from .cluster_options import with_cluster_config
@@ -160,7 +160,7 @@ def check_redis(config: ClusterConfig) -> Iterator[Finding]:
 
 def check_ports(config: ClusterConfig) -> Iterator[Finding]:
     flags = {setting.name: setting.flag for setting in settings()}
-    busy = {name: port for name, port in config.ports().items() if not _can_listen(config.host, port)}
+    busy = busy_ports(config)
     for name, port in busy.items():
         setting = name.split(" ")[0]
         flag = flags.get(setting.replace(".", "_"), f"the setting {setting}")
@@ -237,16 +237,3 @@ def _installed(distribution: str) -> bool:
 def _cores() -> int:
     """Cores that this process may use, where the system tells."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-def _can_listen(host: str, port: int) -> bool:
-    """Raises nothing: a host that is not this machine's is a port that cannot be listened on."""
-    try:
-        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
-        with socket.socket(family, socket.SOCK_STREAM) as probe:
-            # As servers do: a port whose last connections are still closing is free.
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            probe.bind((host, port))
-    except OSError:
-        return False
-    return True

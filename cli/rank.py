@@ -10,10 +10,11 @@ from typing import Annotated
 import typer
 import uvloop
 
-from whalepod.cli.cluster_options import with_cluster_config
 from whalepod.cluster.config import ClusterConfig
 from whalepod.services.decode.process import run_decode_rank
 from whalepod.services.prefill.process import run_prefill_rank
+
+from .cluster_options import with_cluster_config
 
 Index = Annotated[int, typer.Option("--index", min=0, envvar="WHALEPOD_INDEX", help="Which rank of its pool this is.")]
 

@@ -7,9 +7,10 @@ import signal
 
 import uvloop
 
-from whalepod.cli.cluster_options import with_cluster_config
 from whalepod.cluster.config import ClusterConfig
 from whalepod.services.router.process import run_router
+
+from .cluster_options import with_cluster_config
 
 
 @with_cluster_config

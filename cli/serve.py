@@ -13,8 +13,6 @@ from typing import Final
 import typer
 from rich.console import Console
 
-from whalepod.cli.cluster_options import with_cluster_config
-from whalepod.cli.user_dirs import cache_dir, state_dir
 from whalepod.cluster.config import ClusterConfig
 from whalepod.cluster.free_ports import busy_ports
 from whalepod.cluster.local import LocalCluster
@@ -22,6 +20,9 @@ from whalepod.cluster.serve_lock import AlreadyServingError, ServeLock
 from whalepod.cluster.shipped_model import SHIPPED_MODEL_NAME, shipped_model_dir
 from whalepod.core.clock import SYSTEM_CLOCK
 from whalepod.core.errors import UnavailableError
+
+from .cluster_options import with_cluster_config
+from .user_dirs import cache_dir, state_dir
 
 FAILURE_POLL_S: Final = 1.0
 STOP_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)

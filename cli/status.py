@@ -9,14 +9,15 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from whalepod.cli.cluster_options import with_cluster_config
-from whalepod.cli.user_dirs import state_dir
 from whalepod.cluster.config import ClusterConfig
 from whalepod.cluster.config_sources import load_config
 from whalepod.cluster.liveness import HealthProber, Liveness
 from whalepod.cluster.registration import RankInfo
 from whalepod.cluster.registry import RegistryWatcher
 from whalepod.cluster.serve_lock import serving_record
+
+from .cluster_options import with_cluster_config
+from .user_dirs import state_dir
 
 
 @with_cluster_config

@@ -17,7 +17,8 @@ from whalepod.core.block_keys import BlockHash
 from whalepod.core.clock import Deadline
 from whalepod.core.errors import ServingError
 from whalepod.core.ids import RequestId
-from whalepod.engine.sampling_params import SamplingParams
+
+from .sampling_params import SamplingParams
 
 
 class Fidelity(Enum):

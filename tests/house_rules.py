@@ -145,6 +145,17 @@ def wrong_imports(source: Source, allowed: Mapping[str, frozenset[str]]) -> Iter
             yield f"{source.path}:{line} imports {name}: services talk through proto/"
 
 
+def far_names_for_near_modules(source: Source) -> Iterator[str]:
+    """A module names its neighbours with a dot, so that a folder can move as one."""
+    if source.folder not in PRODUCT_FOLDERS:
+        return
+    here = ".".join(["whalepod", *source.path.parts[:-1]]) + "."
+    for node in source.nodes:
+        if isinstance(node, ast.ImportFrom) and not node.level and f"{node.module}.".startswith(here):
+            near = f"{node.module}.".removeprefix(here)[:-1]
+            yield f"{source.path}:{node.lineno} imports {node.module}: say from .{near}"
+
+
 def banned_names(source: Source) -> Iterator[str]:
     for part in (*source.path.parts[:-1], source.path.stem):
         if part.lower() in BANNED_NAMES:
@@ -256,6 +267,7 @@ def machine_paths(text: str, path: str) -> Iterator[str]:
 
 
 RULES: tuple[Callable[[Source], Iterator[str]], ...] = (
+    far_names_for_near_modules,
     banned_names,
     long_code,
     wall_clocks,

@@ -24,6 +24,7 @@ from tests.house_rules import (
     allowed_imports,
     banned_names,
     environment_reads,
+    far_names_for_near_modules,
     long_code,
     machine_paths,
     prints,
@@ -146,6 +147,11 @@ LONG_FILE = "x = 1\n" * (FILE_LINES_MAX + 1)
 @pytest.mark.parametrize(
     ("rule", "source"),
     [
+        (far_names_for_near_modules, planted("from whalepod.engine.interface import EngineRequest")),
+        (
+            far_names_for_near_modules,
+            planted("from whalepod.kernels.rope import reference", "kernels/rope/x.py"),
+        ),
         (banned_names, planted("", "engine/utils.py")),
         (banned_names, planted("", "model/helpers/rope.py")),
         (banned_names, planted("class CacheManager: ...")),
@@ -187,6 +193,9 @@ def test_a_planted_violation_is_caught(rule: Callable[[Source], Iterator[str]], 
 @pytest.mark.parametrize(
     ("rule", "source"),
     [
+        (far_names_for_near_modules, planted("from .interface import EngineRequest\nimport whalepod.core.ids")),
+        (far_names_for_near_modules, planted("from whalepod.kernels.quantise import FP8", "kernels/rope/reference.py")),
+        (far_names_for_near_modules, planted("from whalepod.engine.interface import X", "tests/engine/test_x.py")),
         (wall_clocks, planted("import time\ntime.monotonic()", "core/clock.py")),
         (wall_clocks, planted("import time\ntime.perf_counter()", "benchmarks/x.py")),
         (wall_clocks, planted("def f(clock):\n    return clock.monotonic_s()")),
