@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import json
+import sys
+from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+if TYPE_CHECKING:
+    from whalepod.model.conformity import SetResult
 
 
 def golden(
@@ -17,7 +23,9 @@ def golden(
     The last line is one JSON object. Exits with 1 if a set fails.
     """
     import torch
+    from rich.box import SIMPLE_HEAD
     from rich.console import Console
+    from rich.markup import escape
     from rich.table import Table
 
     from whalepod.engine.conformity_serving import run_serving_sets
@@ -25,26 +33,32 @@ def golden(
     from whalepod.model.conformity_runner import run_directory
 
     torch.set_num_threads(1)
-    console = Console()
+    console = Console(soft_wrap=not sys.stdout.isatty())
+    table = Table(title=f"Golden vectors of {directory}", box=SIMPLE_HEAD)
+    table.add_column("set", no_wrap=True)
+    table.add_column("result", no_wrap=True)
+    table.add_column("largest difference", no_wrap=True, justify="right")
+    table.add_column("detail")
     styles = {Status.PASSED: "green", Status.FAILED: "bold red"}
-    table = Table("set", "result", "largest difference", "detail", title=f"Golden vectors of {directory}")
-    with console.status("") as status:
-        results = []
+    results: list[SetResult] = []
+    with console.status("loading") as status:
         for result in run_directory(directory, runners={"serving": run_serving_sets}):
             results.append(result)
             status.update(f"{result.name}: {result.status.value}")
             difference = "" if result.max_abs is None else f"{result.max_abs:.1e}"
             style = styles.get(result.status, "dim")
-            table.add_row(result.name, f"[{style}]{result.status.value}[/]", difference, result.detail)
+            table.add_row(escape(result.name), f"[{style}]{result.status.value}[/]", difference, escape(result.detail))
     console.print(table)
-    failed = [result for result in results if result.status is Status.FAILED]
-    checked = [result for result in results if result.status in styles]
-    figures = {
-        "passed": bool(checked) and not failed,
-        "max_abs": max((result.max_abs for result in checked if result.max_abs is not None), default=None),
-        "sets": len(checked),
-        "failed": len(failed),
-        "not_implemented": sum(result.status is Status.NOT_IMPLEMENTED for result in results),
-    }
+    figures = summarize(results)
     typer.echo(json.dumps(figures))
     raise typer.Exit(code=0 if figures["passed"] else 1)
+
+
+def summarize(results: Sequence[SetResult]) -> dict[str, object]:
+    """The command's figures. A tree in which nothing was compared has not passed."""
+    statuses = Counter(result.status.name.lower() for result in results)
+    return {
+        "passed": statuses["passed"] > 0 and statuses["failed"] == 0,
+        "max_abs": max((result.max_abs for result in results if result.max_abs is not None), default=None),
+        "sets": {name: statuses[name] for name in ("passed", "failed", "not_implemented", "not_applicable")},
+    }

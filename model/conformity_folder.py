@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import Enum
@@ -105,20 +104,19 @@ def cache_formats(mode: Mode, dtype: torch.dtype) -> CacheFormats:
     return RELEASE_FORMATS if mode.quantised_caches else plain_formats(dtype)
 
 
-_MODES = "|".join(sorted((mode.value for mode in Mode), key=len, reverse=True))
-_STEM = re.compile(rf"(?:(?P<kind>[a-z0-9]+)_)?(?P<mode>{_MODES})")
-
-
 def parse_file(path: Path) -> SetFile | None:
     """`prefill_f32`, `detail_dequant_kvq`: set and mode. `kvq_f32`, `release_bf16`: several sets, of mode `kvq` on the
     weights of `f32`, or of that mode. None for other names."""
-    match = _STEM.fullmatch(path.stem)
-    if match is None:
-        return None
-    kind, mode = match["kind"], Mode(match["mode"])
-    if kind == Mode.KVQ.value:
-        return SetFile(path, None, Mode.DEQUANT_KVQ if mode.quantised_weights else Mode.KVQ)
-    return SetFile(path, kind, mode)
+    # The longest mode first: dequant_f32 is no set of mode f32.
+    for mode in sorted(Mode, key=lambda mode: -len(mode.value)):
+        kind = path.stem.removesuffix(mode.value)
+        if kind == "":
+            return SetFile(path, None, mode)
+        if kind == "kvq_":
+            return SetFile(path, None, Mode.DEQUANT_KVQ if mode.quantised_weights else Mode.KVQ)
+        if kind != path.stem and kind.endswith("_"):
+            return SetFile(path, kind.removesuffix("_"), mode)
+    return None
 
 
 def vector_folders(directory: Path) -> Iterator[VectorFolder]:
