@@ -27,7 +27,7 @@ from .chat_http import chat_answer, chat_frames
 from .completions import parse_completion
 from .completions_http import ResponseHead, completion_answer, completion_frames
 from .front_door import Caller, FrontDoor
-from .http_body import read_json_object
+from .http_body import BODY_BYTES_MAX, read_json_object
 from .http_errors import error_response, json_response, plain_error_response
 from .http_headers import REQUEST_ID_HEADER, HeaderMiddleware
 from .http_stream import EventStream, until_disconnect
@@ -99,7 +99,7 @@ class HttpFront:
             try:
                 principal = principal_from_headers(request.headers, trust_tenant_header=self._trust_tenant_header)
                 caller = self._front.caller(principal, traceparent=request.headers.get("traceparent", ""))
-                body, length = await read_json_object(request)
+                body, length = await read_json_object(request, bytes_max=BODY_BYTES_MAX)
                 answer = await endpoint(HttpCall(request, body, length, caller, record))
             except ServingError as error:
                 record.end_with_error(error)

@@ -34,6 +34,8 @@ log = logging.getLogger(__name__)
 
 PAUSE_S_FIRST = 0.05
 PAUSE_S_MAX = 2.0
+PAUSE_FORGOTTEN_S = 60.0
+"""A rank that has been well, or gone, for so long begins anew."""
 
 Inbox = asyncio.Queue[object]
 """What happens to one attempt, in order. It holds at most what the request may generate."""
@@ -171,5 +173,7 @@ class DecodeStreams:
         log.warning("decode stream lost: %s", error, extra={"rank": rank.rank_id})
         length_s, _ = self._pauses.get(key, (0.0, 0.0))
         length_s = PAUSE_S_FIRST if stream.answered else min(max(PAUSE_S_FIRST, 2 * length_s), PAUSE_S_MAX)
-        self._pauses[key] = (length_s, self._clock.monotonic_s() + length_s)
+        now_s = self._clock.monotonic_s()
+        self._pauses = {old: pause for old, pause in self._pauses.items() if pause[1] > now_s - PAUSE_FORGOTTEN_S}
+        self._pauses[key] = (length_s, now_s + length_s)
         self._on_lost(rank)

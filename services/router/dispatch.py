@@ -37,6 +37,8 @@ class DispatchOptions:
     policy: Policy = Policy.CACHE_AWARE
     retry_max: int = 2
     """Further attempts after one that was lost."""
+    rank_wait_first_s: float = 1.0
+    """How long a new request waits for a usable decode rank: about what a broken stream takes to be mended."""
     rank_wait_s: float = 30.0
     """How long a request that has lost its rank waits for another to appear."""
 
@@ -100,12 +102,13 @@ class Dispatcher:
 
     async def _place(self, job: Job, number: int, avoid: set[RankId]) -> Legs:
         """Choose ranks and count the request there. A later attempt gives a restarting rank time to come back."""
-        patience = job.deadline.earlier(self._options.rank_wait_s)
+        options = self._options
+        patience = job.deadline.earlier(options.rank_wait_first_s if number == 1 else options.rank_wait_s)
         while True:
             try:
                 return self._claim(job, number, self._plan(job, avoid), avoid)
             except UnavailableError:
-                if number == 1 or patience.expired:
+                if patience.expired:
                     raise
             await self._table.wait_for_change(Deadline.after(LOOK_AGAIN_S, self._clock))
 

@@ -19,7 +19,7 @@ PARSE_ON_LOOP_BYTES_MAX = 64 * 1024
 """Above this, parsing goes to a worker thread."""
 
 
-async def read_json_object(request: Request, *, bytes_max: int = BODY_BYTES_MAX) -> tuple[dict[str, Any], int]:
+async def read_json_object(request: Request, *, bytes_max: int) -> tuple[dict[str, Any], int]:
     """The body as a dict, and its length in bytes.
 
     Raises MediaTypeError, BodyTooLargeError, RequestError (not a JSON object), CancelledError (the client is gone).

@@ -75,7 +75,14 @@ class RouterProcess:
             on_change=lambda _: self._parts.ranks_changed(),
             clock=clock,
         )
-        self._parts = RouterParts(config, self._watcher, connect_store=_store_connector(config, clock), clock=clock)
+        self._parts = RouterParts(
+            config,
+            ModelConfig.from_dir(config.model_dir),
+            load_language(config),
+            self._watcher,
+            connect_store=_store_connector(config, clock),
+            clock=clock,
+        )
         self._readiness = Readiness(
             self._parts.front,
             needs_prefill=config.prefill.replicas > 0 and config.router.remote_prefill != "never",
@@ -107,6 +114,7 @@ class RouterProcess:
             await asyncio.gather(http, return_exceptions=True)
             await self._grpc.stop(grace_s=CLOSE_GRACE_S)
             await self._parts.close()
+            self._parts.front.language.close()
             await self._watcher.stop()
 
     async def _until_listening(self, http: asyncio.Task[None]) -> None:
@@ -132,19 +140,18 @@ class RouterParts:
     def __init__(
         self,
         config: ClusterConfig,
+        model_config: ModelConfig,
+        language: Language,
         directory: RankDirectory,
         *,
         connect_store: Callable[[bytes], KvClient] | None,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
-        """Raises CheckpointError or ConfigError on a model directory that cannot be served."""
         router = config.router
-        model_config = ModelConfig.from_dir(config.model_dir)
         secret = config.cluster_secret()
         self._table = RankTable(directory)
         self._streams = DecodeStreams(on_load=self._table.note_load, on_lost=self._table.report_lost, clock=clock)
         self._prefills = PrefillClient(on_load=self._table.note_load, on_lost=self._table.report_lost)
-        self._language = Language(Tokenizer.from_dir(config.model_dir), model_config, served_name=config.model_name)
         self._lookup = PrefixLookup(connect_store, clock=clock)
         self._tidying: set[asyncio.Task[None]] = set()
         dispatcher = Dispatcher(
@@ -164,7 +171,7 @@ class RouterParts:
         )
         self.front = FrontDoor(
             _served_model(config, model_config),
-            language=self._language,
+            language=language,
             table=self._table,
             dispatcher=dispatcher,
             admission=admission,
@@ -186,7 +193,12 @@ class RouterParts:
         await self._prefills.close()
         await asyncio.gather(*self._tidying, return_exceptions=True)
         await asyncio.to_thread(self._lookup.close)
-        self._language.close()
+
+
+def load_language(config: ClusterConfig) -> Language:
+    """Raises CheckpointError or ConfigError on a model directory that cannot be served."""
+    tokenizer = Tokenizer.from_dir(config.model_dir)
+    return Language(tokenizer, ModelConfig.from_dir(config.model_dir), served_name=config.model_name)
 
 
 def http_server(app: ASGIApp) -> uvicorn.Server:

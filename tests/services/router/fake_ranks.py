@@ -43,6 +43,7 @@ NAMESPACE = b"fake ranks here!"
 SECRET = ClusterSecret(b"the secret of the router's tests")
 EOS_ID = 1
 TOKENS_MAX_DEFAULT = 32
+CONTEXT_TOKENS_MAX = 4096
 
 NextToken = Callable[[Sequence[int], int | None, int], int]
 """(prompt, seed, position) to the id drawn there."""
@@ -51,6 +52,11 @@ NextToken = Callable[[Sequence[int], int | None, int], int]
 def ordinary_token(prompt: Sequence[int], seed: int | None, position: int) -> int:
     """Any of 1,000 ids of ordinary text."""
     return 300 + zlib.crc32(repr((list(prompt), seed, position)).encode()) % 1000
+
+
+def says(ids: Sequence[int]) -> NextToken:
+    """A model that answers these ids, whatever it is asked, and then ends."""
+    return lambda prompt, seed, position: ([*ids, EOS_ID])[min(position - len(prompt), len(ids))]
 
 
 def sampled(token_id: int, position: int, logprobs: int | None) -> SampledToken:
@@ -106,6 +112,8 @@ class FakeServer:
         self._server: grpc.aio.Server | None = None
         self._incarnation = mint_incarnation()
         self.port = 0
+        self.context_tokens_max = CONTEXT_TOKENS_MAX
+        self.draining = False
 
     @property
     def alive(self) -> bool:
@@ -141,7 +149,8 @@ class FakeServer:
             model="whale",
             namespace=NAMESPACE,
             layout="fake",
-            context_tokens_max=4096,
+            context_tokens_max=self.context_tokens_max,
+            draining=self.draining,
             load=RankLoad(slots_total=8, blocks_free=64, blocks_total=64),
         )
 
@@ -154,10 +163,14 @@ class FakePrefill(prefill_pb2_grpc.PrefillServiceServicer):
         self.cancelled = 0
         self.server = FakeServer(rank_id, RankRole.PREFILL_FULL, self._register)
 
+    def reset(self) -> None:
+        """Good manners and no memories."""
+        self.behaviour, self.seen, self.server.context_tokens_max = Behaviour(), Seen(), CONTEXT_TOKENS_MAX
+
     def _register(self, server: grpc.aio.Server) -> None:
         prefill_pb2_grpc.add_PrefillServiceServicer_to_server(self, server)
 
-    async def Run(  # noqa: N802  the RPC's name
+    async def Run(
         self, request: prefill_pb2.RunRequest, context: grpc.aio.ServicerContext[object, object]
     ) -> prefill_pb2.RunResponse:
         self.running += 1
@@ -186,10 +199,14 @@ class FakeDecode(decode_pb2_grpc.DecodeServiceServicer):
         self.live: dict[tuple[RequestId, int], asyncio.Task[None]] = {}
         self.server = FakeServer(rank_id, RankRole.DECODE, self._register)
 
+    def reset(self) -> None:
+        """Good manners and no memories."""
+        self.behaviour, self.seen, self.server.context_tokens_max = Behaviour(), Seen(), CONTEXT_TOKENS_MAX
+
     def _register(self, server: grpc.aio.Server) -> None:
         decode_pb2_grpc.add_DecodeServiceServicer_to_server(self, server)
 
-    async def Generate(  # noqa: N802  the RPC's name
+    async def Generate(
         self,
         request_iterator: AsyncIterator[decode_pb2.GenerateRequest],
         context: grpc.aio.ServicerContext[object, object],

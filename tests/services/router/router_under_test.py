@@ -1,0 +1,165 @@
+"""A router over fake ranks: the real fronts and everything behind them, with only the engines made of formulas."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import httpx
+from starlette.types import ASGIApp
+
+from tests.services.router.fake_ranks import SECRET, FakeDecode, FakePrefill
+from whalepod.cluster.config import ClusterConfig
+from whalepod.cluster.registration import RankInfo
+from whalepod.core.ids import Incarnation, RankId
+from whalepod.model.config import ModelConfig
+from whalepod.services.router.app import HttpFront
+from whalepod.services.router.front_door import FrontDoor
+from whalepod.services.router.grpc_front import GrpcFront
+from whalepod.services.router.language import Language
+from whalepod.services.router.process import RouterParts, http_server, load_language
+from whalepod.services.router.readiness import Readiness
+
+FakeRank = FakeDecode | FakePrefill
+
+
+@cache
+def read_model(model_dir: Path) -> tuple[ModelConfig, Language]:
+    """Once for all tests: reading the tokenizer is the slow part of starting a router."""
+    return ModelConfig.from_dir(model_dir), load_language(router_config(model_dir))
+
+
+class FakeDirectory:
+    """Ranks by name. One that is reported lost comes back when its server is alive, as after a health check."""
+
+    def __init__(self, ranks: Sequence[FakeRank]) -> None:
+        self._ranks = {rank.server.rank_id: rank for rank in ranks}
+        self._lost: dict[RankId, Incarnation] = {}
+        self.on_change: Callable[[], None] = lambda: None
+
+    @property
+    def ranks(self) -> Mapping[RankId, RankInfo]:
+        infos = {name: rank.server.info() for name, rank in self._ranks.items() if name not in self._lost}
+        return MappingProxyType(infos)
+
+    def report_lost(self, rank_id: RankId, incarnation: Incarnation) -> None:
+        self._lost[rank_id] = incarnation
+        self.on_change()
+
+    def remove(self, rank: FakeRank) -> None:
+        self._ranks.pop(rank.server.rank_id, None)
+        self.on_change()
+
+    def look(self) -> None:
+        """One round of health checks."""
+        answering = [name for name in self._lost if name in self._ranks and self._ranks[name].server.alive]
+        for name in answering:
+            del self._lost[name]
+        if answering:
+            self.on_change()
+
+
+@dataclass(slots=True)
+class RouterUnderTest:
+    front: FrontDoor
+    readiness: Readiness
+    directory: FakeDirectory
+    http: httpx.AsyncClient
+    http_port: int
+    grpc_address: str
+
+    async def complete(self, **body: Any) -> dict[str, Any]:
+        response = await self.http.post("/v1/completions", json={"prompt": "Hello", "temperature": 0, **body})
+        assert response.status_code == 200, response.text
+        return response.json()
+
+    async def stream(self, path: str = "/v1/completions", **body: Any) -> list[str]:
+        """The data of every event, in order."""
+        events: list[str] = []
+        async with self.http.stream("POST", path, json={"prompt": "Hello", "stream": True, **body}) as response:
+            assert response.status_code == 200, (await response.aread()).decode()
+            async for line in response.aiter_lines():
+                if line:
+                    assert line.startswith("data: "), line
+                    events.append(line.removeprefix("data: "))
+        return events
+
+
+def router_config(model_dir: Path, *, prefill_replicas: int = 1, **router: Any) -> ClusterConfig:
+    return ClusterConfig.model_validate(
+        {
+            "model": str(model_dir),
+            "served_model_name": "whale",
+            "secret": SECRET.key.decode(),
+            "prefill": {"replicas": prefill_replicas},
+            "engine": {"context_tokens_max": 4096},
+            "router": {"queue_timeout_seconds": 5.0, "request_timeout_seconds": 20.0, **router},
+        }
+    )
+
+
+@asynccontextmanager
+async def running_router(
+    model_dir: Path, ranks: Sequence[FakeRank], **settings: Any
+) -> AsyncGenerator[RouterUnderTest, None]:
+    """The router's app in this event loop; the ranks are started and stopped with it."""
+    for rank in ranks:
+        await rank.server.start()
+    directory = FakeDirectory(ranks)
+    config = router_config(model_dir, **settings)
+    model_config, language = read_model(model_dir)
+    parts = RouterParts(config, model_config, language, directory, connect_store=None)
+    directory.on_change = parts.ranks_changed
+    readiness = Readiness(parts.front, needs_prefill=config.prefill.replicas > 0, registry_ok=lambda: True)
+    trust = config.router.trust_tenant_header
+    grpc_front = GrpcFront(parts.front, trust_tenant_header=trust)
+    grpc_port = grpc_front.bind("127.0.0.1:0")
+    await grpc_front.start()
+    checks = asyncio.create_task(_check_forever(directory))
+    try:
+        async with serving(HttpFront(parts.front, readiness, trust_tenant_header=trust).app()) as port:
+            url = f"http://127.0.0.1:{port}"
+            async with httpx.AsyncClient(base_url=url, timeout=30.0, trust_env=False, verify=False) as http:
+                yield RouterUnderTest(parts.front, readiness, directory, http, port, f"127.0.0.1:{grpc_port}")
+    finally:
+        checks.cancel()
+        await grpc_front.stop(grace_s=0)
+        await parts.close()
+        for rank in ranks:
+            await rank.server.kill()
+
+
+@asynccontextmanager
+async def serving(app: ASGIApp) -> AsyncGenerator[int, None]:
+    """The app behind a real HTTP server; yields its port."""
+    listener = socket.socket()
+    listener.bind(("127.0.0.1", 0))
+    server = http_server(app)
+    task = asyncio.create_task(server.serve(sockets=[listener]))
+    try:
+        await until(lambda: server.started)
+        yield int(listener.getsockname()[1])
+    finally:
+        server.should_exit = True
+        await task
+        listener.close()
+
+
+async def _check_forever(directory: FakeDirectory) -> None:
+    while True:
+        await asyncio.sleep(0.05)
+        directory.look()
+
+
+async def until(condition: Callable[[], object], *, timeout_s: float = 5.0) -> None:
+    """Returns when the condition holds; fails after `timeout_s`."""
+    async with asyncio.timeout(timeout_s):
+        while not condition():
+            await asyncio.sleep(0.005)

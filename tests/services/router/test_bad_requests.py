@@ -1,0 +1,306 @@
+"""Whatever a client sends: a truthful refusal that names the field, no rank touched, and the next request works."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import pytest_asyncio
+
+from tests.services.router.fake_ranks import FakeDecode, FakePrefill
+from tests.services.router.router_under_test import RouterUnderTest, running_router
+
+CHAT: dict[str, Any] = {"messages": [{"role": "user", "content": "Hi"}], "thinking": {"type": "disabled"}}
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+
+@pytest_asyncio.fixture(loop_scope="module", scope="module", name="ranks")
+async def ranks_of_all_tests() -> tuple[FakeDecode, FakePrefill]:
+    return FakeDecode(), FakePrefill()
+
+
+@pytest_asyncio.fixture(loop_scope="module", scope="module", name="router")
+async def one_router_for_all_tests(
+    model_dir: Path, ranks: tuple[FakeDecode, FakePrefill]
+) -> AsyncIterator[RouterUnderTest]:
+    async with running_router(model_dir, ranks, remote_prefill_tokens_min=32) as running:
+        yield running
+
+
+@pytest.fixture(autouse=True)
+def _as_good_as_new(ranks: tuple[FakeDecode, FakePrefill]) -> None:
+    for rank in ranks:
+        rank.reset()
+
+
+@pytest.fixture
+def decode(ranks: tuple[FakeDecode, FakePrefill]) -> FakeDecode:
+    return ranks[0]
+
+
+@pytest.fixture
+def prefill(ranks: tuple[FakeDecode, FakePrefill]) -> FakePrefill:
+    return ranks[1]
+
+
+async def check_refused(
+    router: RouterUnderTest, decode: FakeDecode, response: httpx.Response, status: int, param: str | None
+) -> None:
+    """Refused as said, in OpenAI's form, before any rank; and whoever comes next is served."""
+    assert response.status_code == status, response.text
+    error = response.json()["error"]
+    assert set(error) == {"message", "type", "param", "code"}
+    assert error["param"] == param, error
+    assert error["message"]
+    assert decode.seen.starts == []
+    await router.complete(prompt="next", max_tokens=1)
+    assert router.front.admission.running == 0
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("max_tokens", -1),
+        ("max_tokens", 1.5),
+        ("max_tokens", "7"),
+        ("max_tokens", True),
+        ("temperature", -0.1),
+        ("temperature", 2.1),
+        ("temperature", "hot"),
+        ("top_p", 0),
+        ("top_p", 1.1),
+        ("top_k", -2),
+        ("min_p", 1.5),
+        ("n", 0),
+        ("n", 129),
+        ("n", 1.0),
+        ("stream", "yes"),
+        ("stream_options", [1]),
+        ("stream_options", {"include_usage": "yes"}),
+        ("logprobs", 21),
+        ("logprobs", -1),
+        ("logprobs", True),
+        ("echo", "no"),
+        ("stop", ""),
+        ("stop", [""]),
+        ("stop", ["x"] * 17),
+        ("stop", [1]),
+        ("stop", {"a": 1}),
+        ("stop", "x" * 2000),
+        ("presence_penalty", 3),
+        ("frequency_penalty", -3),
+        ("repetition_penalty", 0),
+        ("logit_bias", {"x": 1}),
+        ("logit_bias", {"5": 101}),
+        ("logit_bias", {"-1": 1}),
+        ("logit_bias", {"99999999": 1}),
+        ("logit_bias", [1]),
+        ("seed", 2**63),
+        ("seed", 1.5),
+        ("min_tokens", 17),
+        ("min_tokens", -1),
+        ("stop_token_ids", [-1]),
+        ("stop_token_ids", [99999999]),
+        ("stop_token_ids", ["a"]),
+        ("fidelity", "perfect"),
+        ("cache_salt", "s" * 1025),
+        ("cache_salt", 7),
+        ("priority", "high"),
+        ("best_of", 2),
+        ("suffix", "after"),
+        ("prompt_logprobs", 1),
+        ("response_format", {"type": "json_object"}),
+        ("guided_regex", "a+"),
+        ("prompt", [["a"]]),
+    ],
+)
+async def test_a_bad_value_is_refused_by_the_name_of_its_field(
+    router: RouterUnderTest, decode: FakeDecode, field: str, value: Any
+) -> None:
+    response = await router.http.post("/v1/completions", json={"prompt": "Hello", field: value})
+    await check_refused(router, decode, response, 400, field)
+
+
+@pytest.mark.parametrize("prompt", ["", [], [""], [[]], None, [["a"]], "\ud800"])
+@pytest.mark.parametrize("max_tokens", [0, None, -1, 2**31, 2**70])
+async def test_b9_empty_prompts_and_odd_lengths_are_refused(
+    router: RouterUnderTest, decode: FakeDecode, prompt: Any, max_tokens: Any
+) -> None:
+    body = json.dumps({"prompt": prompt, "max_tokens": max_tokens})
+    response = await router.http.post("/v1/completions", content=body, headers={"content-type": "application/json"})
+    assert response.json()["error"]["param"] in ("prompt", "max_tokens")
+    await check_refused(router, decode, response, 400, response.json()["error"]["param"])
+
+
+@pytest.mark.parametrize("max_tokens", [2**31, 2**70, 4096])
+async def test_b9_more_tokens_than_fit_are_refused(
+    router: RouterUnderTest, decode: FakeDecode, max_tokens: int
+) -> None:
+    response = await router.http.post("/v1/completions", json={"prompt": "Hello", "max_tokens": max_tokens})
+    assert response.json()["error"]["code"] == "context_length_exceeded"
+    await check_refused(router, decode, response, 400, "prompt")
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("messages", []),
+        ("messages", None),
+        ("messages", "Hi"),
+        ("messages", [{"role": "robot", "content": "Hi"}]),
+        ("messages", [{"role": "user"}]),
+        ("messages", [7]),
+        ("max_tokens", 0),
+        ("max_tokens", -1),
+        ("max_completion_tokens", 0),
+        ("temperature", 3),
+        ("temperature", "x"),
+        ("top_p", 0),
+        ("top_logprobs", 21),
+        ("n", 0),
+        ("stop", ["x"] * 17),
+        ("seed", -1),
+        ("tools", [{"type": "function"}]),
+        ("tool_choice", "sometimes"),
+        ("top_k", -5),
+        ("min_p", 2),
+        ("chat_template_kwargs", 7),
+        ("response_format", {"type": "grammar"}),
+        ("stop_token_ids", [10**9]),
+    ],
+)
+async def test_a_bad_value_in_a_conversation_is_refused_by_name(
+    router: RouterUnderTest, decode: FakeDecode, field: str, value: Any
+) -> None:
+    response = await router.http.post("/v1/chat/completions", json={**CHAT, field: value})
+    await check_refused(router, decode, response, 400, field)
+
+
+@pytest.mark.parametrize("over", [1, 9, 4096])
+@pytest.mark.parametrize("prefill_context", [1000, 9000])
+async def test_b5_a_prompt_over_the_limit_is_refused_before_any_dispatch(
+    router: RouterUnderTest, decode: FakeDecode, prefill: FakePrefill, over: int, prefill_context: int
+) -> None:
+    prefill.server.context_tokens_max = prefill_context
+    response = await router.http.post("/v1/completions", json={"prompt": [400] * (4096 + over), "max_tokens": 1})
+    assert response.json()["error"]["code"] == "context_length_exceeded"
+    await check_refused(router, decode, response, 400, "prompt")
+    assert prefill.seen.starts == []
+
+
+async def test_b5_a_prompt_that_fits_the_decode_pool_alone_is_computed_there(
+    router: RouterUnderTest, decode: FakeDecode, prefill: FakePrefill
+) -> None:
+    prefill.server.context_tokens_max = 1000
+    await router.complete(prompt=[400] * 1001, max_tokens=1)
+    assert prefill.seen.starts == []
+    await router.complete(prompt=[400] * 1000, max_tokens=2)
+    assert len(prefill.seen.starts) == 1
+
+
+async def test_b5_the_largest_decode_rank_decides_how_long_a_prompt_may_be(
+    router: RouterUnderTest, decode: FakeDecode
+) -> None:
+    decode.server.context_tokens_max = 100
+    response = await router.http.post("/v1/completions", json={"prompt": [400] * 100, "max_tokens": 1})
+    assert "context is 100 tokens" in response.json()["error"]["message"]
+    await check_refused(router, decode, response, 400, "prompt")
+    await router.complete(prompt=[400] * 99, max_tokens=1)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"{",
+        b"null",
+        b"[]",
+        b'"text"',
+        b"7",
+        b'{"prompt": "a", "temperature": NaN}',
+        b'{"prompt": "a", "temperature": Infinity}',
+        b"\xff\xfe",
+        b'{"prompt": "\xff"}',
+        b"[" * 100_000,
+        b'{"prompt": ' + b"[" * 100_000,
+    ],
+)
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions", "/tokenize"])
+async def test_a_body_that_is_no_json_object_is_refused(
+    router: RouterUnderTest, decode: FakeDecode, path: str, body: bytes
+) -> None:
+    response = await router.http.post(path, content=body, headers={"content-type": "application/json"})
+    await check_refused(router, decode, response, 400, None)
+
+
+@pytest.mark.parametrize("media_type", ["text/plain", "application/x-www-form-urlencoded", "multipart/form-data"])
+async def test_a_body_of_another_type_is_refused(router: RouterUnderTest, decode: FakeDecode, media_type: str) -> None:
+    response = await router.http.post(
+        "/v1/completions", content=b'{"prompt":"a"}', headers={"content-type": media_type}
+    )
+    await check_refused(router, decode, response, 415, None)
+
+
+@pytest.mark.parametrize("media_type", ["application/json; charset=utf-8", "Application/JSON", "application/ld+json"])
+async def test_every_spelling_of_json_is_read(router: RouterUnderTest, media_type: str) -> None:
+    body = json.dumps({"prompt": "a", "max_tokens": 1})
+    response = await router.http.post("/v1/completions", content=body, headers={"content-type": media_type})
+    assert response.status_code == 200
+
+
+@pytest.mark.parametrize("chunked", [False, True])
+async def test_a_body_too_large_is_refused_whether_or_not_it_says_so(
+    router: RouterUnderTest, decode: FakeDecode, chunked: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("whalepod.services.router.app.BODY_BYTES_MAX", 100_000)
+
+    async def in_chunks() -> Any:
+        for _ in range(20):
+            yield b"x" * 10_000
+
+    content: Any = in_chunks() if chunked else b"x" * 200_000
+    response = await router.http.post("/v1/completions", content=content, headers={"content-type": "application/json"})
+    await check_refused(router, decode, response, 413, None)
+
+
+async def test_another_model_is_not_found(router: RouterUnderTest, decode: FakeDecode) -> None:
+    for path, body in (
+        ("/v1/completions", {"prompt": "a"}),
+        ("/v1/chat/completions", CHAT),
+        ("/tokenize", {"prompt": "a"}),
+    ):
+        response = await router.http.post(path, json={**body, "model": "gpt"})
+        assert response.json()["error"]["code"] == "model_not_found"
+        assert response.status_code == 404
+    assert decode.seen.starts == []
+
+
+async def test_unknown_paths_and_methods_are_refused_in_the_same_form(
+    router: RouterUnderTest, decode: FakeDecode
+) -> None:
+    await check_refused(router, decode, await router.http.get("/nothing/here"), 404, None)
+    decode.seen.starts.clear()
+    response = await router.http.get("/v1/completions")
+    assert "POST" in response.headers["allow"]
+    await check_refused(router, decode, response, 405, None)
+
+
+async def test_bytes_that_are_no_http_do_not_stop_the_server(router: RouterUnderTest) -> None:
+    for junk in (
+        b"\x00\x01\x02\r\n\r\n",
+        b"GET / HTTP/9.9\r\n\r\n",
+        b"POST /v1/completions HTTP/1.1\r\nContent-Length: -5\r\n\r\n",
+    ):
+        reader, writer = await asyncio.open_connection("127.0.0.1", router.http_port)
+        writer.write(junk)
+        await writer.drain()
+        writer.write_eof()
+        async with asyncio.timeout(5):
+            await reader.read()
+        writer.close()
+        await router.complete(prompt="next", max_tokens=1)

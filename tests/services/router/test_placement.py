@@ -1,0 +1,169 @@
+"""Placement is a function of what is known: load, fit, stored prefix, who failed before."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+from random import Random
+
+import pytest
+
+from whalepod.core.errors import UnavailableError
+from whalepod.core.ids import RankId
+from whalepod.engine.interface import Fidelity, RankLoad
+from whalepod.services.router.placement import (
+    Candidate,
+    Placement,
+    PlacementRequest,
+    Policy,
+    RemotePrefill,
+    plan_placement,
+)
+
+
+def candidate(name: str, **changes: object) -> Candidate:
+    idle = Candidate(
+        rank_id=RankId(name),
+        load=RankLoad(slots_total=8, blocks_free=100, blocks_total=100),
+        context_tokens_max=4096,
+        fidelities=(Fidelity.FAST, Fidelity.EXACT),
+    )
+    return replace(idle, **changes)
+
+
+def place(
+    decode: list[Candidate],
+    prefill: list[Candidate] | None = None,
+    *,
+    prompt_tokens: int = 1000,
+    stored_tokens: int = 0,
+    fidelity: Fidelity = Fidelity.FAST,
+    avoid: tuple[str, ...] = (),
+    remote_prefill: RemotePrefill = RemotePrefill.AUTO,
+    policy: Policy = Policy.CACHE_AWARE,
+    seed: int = 0,
+) -> Placement:
+    request = PlacementRequest(prompt_tokens, stored_tokens, fidelity, tuple(RankId(name) for name in avoid))
+    return plan_placement(
+        request,
+        decode=decode,
+        prefill=prefill or [],
+        remote_prefill=remote_prefill,
+        remote_prefill_tokens_min=64,
+        rng=Random(seed),
+        policy=policy,
+    )
+
+
+D0, D1, P0, P1 = (candidate(name) for name in ("decode-0", "decode-1", "prefill-0", "prefill-1"))
+
+
+def test_without_a_decode_rank_nothing_can_run() -> None:
+    with pytest.raises(UnavailableError):
+        place([], [P0])
+
+
+def test_the_less_loaded_decode_rank_is_taken() -> None:
+    busy = replace(D0, load=RankLoad(running=6, slots_total=8, blocks_free=50, blocks_total=100))
+    assert {place([busy, D1], seed=seed).decode for seed in range(20)} == {"decode-1"}
+
+
+def test_a_rank_short_of_blocks_counts_as_loaded() -> None:
+    full = replace(D0, load=RankLoad(slots_total=8, blocks_free=1, blocks_total=100))
+    assert {place([full, D1], seed=seed).decode for seed in range(20)} == {"decode-1"}
+
+
+def test_own_dispatches_count_before_any_report_shows_them() -> None:
+    just_given = replace(D0, requests_here=4)
+    assert {place([just_given, D1], seed=seed).decode for seed in range(20)} == {"decode-1"}
+
+
+def test_a_report_that_counts_our_dispatches_does_not_count_them_twice() -> None:
+    both = replace(D0, requests_here=3, load=RankLoad(running=3, slots_total=8))
+    assert both.busy_share == 3 / 8
+
+
+def test_a_burst_between_two_reports_spreads_evenly() -> None:
+    rng = Random(7)
+    counts: Counter[str] = Counter({f"decode-{index}": 0 for index in range(8)})
+    for _ in range(64):
+        ranks = [candidate(name, requests_here=count) for name, count in counts.items()]
+        request = PlacementRequest(10, 0, Fidelity.FAST)
+        chosen = plan_placement(
+            request,
+            decode=ranks,
+            prefill=[],
+            remote_prefill=RemotePrefill.NEVER,
+            remote_prefill_tokens_min=64,
+            rng=rng,
+        )
+        counts[chosen.decode] += 1
+    assert max(counts.values()) - min(counts.values()) <= 2
+
+
+def test_routers_that_share_nothing_do_not_all_choose_the_same_of_equals() -> None:
+    chosen = Counter(place([D0, D1], seed=seed).decode for seed in range(200))
+    assert min(chosen.values()) > 60
+
+
+@pytest.mark.parametrize(
+    ("prompt_tokens", "stored_tokens", "remote_prefill", "remote"),
+    [
+        (63, 0, RemotePrefill.AUTO, False),
+        (64, 0, RemotePrefill.AUTO, True),
+        (1000, 992, RemotePrefill.AUTO, False),
+        (1000, 512, RemotePrefill.AUTO, True),
+        (1, 0, RemotePrefill.ALWAYS, True),
+        (4000, 0, RemotePrefill.NEVER, False),
+    ],
+)
+def test_a_prefill_rank_runs_what_is_worth_it(
+    prompt_tokens: int, stored_tokens: int, remote_prefill: RemotePrefill, remote: bool
+) -> None:
+    placement = place(
+        [D0], [P0], prompt_tokens=prompt_tokens, stored_tokens=stored_tokens, remote_prefill=remote_prefill
+    )
+    assert placement == Placement(RankId("decode-0"), RankId("prefill-0") if remote else None)
+
+
+def test_the_least_loaded_policy_ignores_what_is_stored() -> None:
+    assert place([D0], [P0], stored_tokens=992).prefill is None
+    assert place([D0], [P0], stored_tokens=992, policy=Policy.LEAST_LOADED).prefill == "prefill-0"
+
+
+def test_the_prefill_rank_with_the_shorter_queue_is_taken() -> None:
+    queued = replace(P0, load=RankLoad(prefill_tokens_queued=5000, slots_total=4))
+    given = replace(P0, prefill_tokens_here=5000)
+    for busy in (queued, given):
+        assert {place([D0], [busy, P1], seed=seed).prefill for seed in range(20)} == {"prefill-1"}
+
+
+def test_without_a_prefill_rank_the_decode_rank_computes() -> None:
+    assert place([D0], [], remote_prefill=RemotePrefill.ALWAYS).prefill is None
+
+
+def test_ranks_that_cannot_hold_a_request_are_passed_over() -> None:
+    small = replace(D0, context_tokens_max=1000)
+    assert {place([small, D1], seed=seed).decode for seed in range(20)} == {"decode-1"}
+    assert place([replace(D0, context_tokens_max=1001)]).decode == "decode-0"
+    with pytest.raises(UnavailableError):
+        place([small])
+    assert place([D0], [replace(P0, context_tokens_max=999)]).prefill is None
+
+
+def test_a_rank_that_does_not_offer_the_fidelity_is_passed_over() -> None:
+    fast_only = replace(D0, fidelities=(Fidelity.FAST,))
+    assert place([fast_only, D1], fidelity=Fidelity.EXACT).decode == "decode-1"
+    with pytest.raises(UnavailableError):
+        place([fast_only], fidelity=Fidelity.EXACT)
+
+
+def test_ranks_that_failed_this_request_are_taken_only_if_nobody_else_is_there() -> None:
+    assert {place([D0, D1], avoid=("decode-0",), seed=seed).decode for seed in range(20)} == {"decode-1"}
+    assert place([D0], avoid=("decode-0",)).decode == "decode-0"
+    assert place([D0], [P0, P1], avoid=("prefill-1",)).prefill == "prefill-0"
+
+
+def test_the_same_seed_and_state_give_the_same_choice() -> None:
+    ranks = [candidate(f"decode-{index}") for index in range(8)]
+    assert [place(ranks, seed=seed) for seed in range(30)] == [place(ranks, seed=seed) for seed in range(30)]

@@ -1,0 +1,116 @@
+"""What a router knows of its ranks: the newest of what they said, and what it gave them itself."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import replace
+
+from whalepod.cluster.registration import RankInfo, RankRole
+from whalepod.core.clock import Deadline
+from whalepod.core.ids import Incarnation, RankId
+from whalepod.engine.interface import RankLoad
+from whalepod.services.router.rank_table import RankTable
+
+
+def rank(name: str, role: RankRole = RankRole.DECODE, **changes: object) -> RankInfo:
+    info = RankInfo(
+        rank_id=RankId(name),
+        role=role,
+        pool="p",
+        address="127.0.0.1:1",
+        incarnation=Incarnation(7),
+        model="whale",
+        namespace=b"n" * 16,
+        layout="l",
+        context_tokens_max=100,
+        time_unix_ms=1000,
+        load=RankLoad(running=1, slots_total=8),
+    )
+    return replace(info, **changes)
+
+
+class Directory:
+    def __init__(self, *ranks: RankInfo) -> None:
+        self.table = {info.rank_id: info for info in ranks}
+        self.lost: list[tuple[RankId, Incarnation]] = []
+
+    @property
+    def ranks(self) -> Mapping[RankId, RankInfo]:
+        return self.table
+
+    def report_lost(self, rank_id: RankId, incarnation: Incarnation) -> None:
+        self.lost.append((rank_id, incarnation))
+
+
+def test_ranks_are_sorted_by_what_they_do_and_leaving_ones_are_left_out() -> None:
+    table = RankTable(
+        Directory(
+            rank("decode-0"),
+            rank("decode-1", draining=True),
+            rank("prefill-0", RankRole.PREFILL_FULL),
+            rank("prefill-1", RankRole.PREFILL_ENCODER),
+            rank("vision-0", RankRole.VISION),
+        )
+    )
+    assert [info.rank_id for info in table.decode_ranks()] == ["decode-0"]
+    assert [info.rank_id for info in table.prefill_ranks()] == ["prefill-0", "prefill-1"]
+
+
+def test_a_replys_load_stands_until_the_next_registration() -> None:
+    info = rank("decode-0")
+    directory = Directory(info)
+    table = RankTable(directory)
+    assert table.candidate(info).load.running == 1
+    table.note_load(info, RankLoad(running=5, slots_total=8))
+    assert table.candidate(info).load.running == 5
+    newer = replace(info, time_unix_ms=2000, load=RankLoad(running=2, slots_total=8))
+    directory.table[info.rank_id] = newer
+    assert table.candidate(newer).load.running == 2
+
+
+def test_the_load_of_a_rank_before_its_restart_says_nothing_about_it() -> None:
+    info = rank("decode-0")
+    directory = Directory(info)
+    table = RankTable(directory)
+    restarted = replace(info, incarnation=Incarnation(8), load=RankLoad(slots_total=8))
+    directory.table[info.rank_id] = restarted
+    table.note_load(info, RankLoad(running=8, slots_total=8))
+    assert table.candidate(restarted).load.running == 0
+
+
+def test_claims_count_from_dispatch_to_release_and_releasing_twice_is_harmless() -> None:
+    info = rank("prefill-0")
+    table = RankTable(Directory(info))
+    one, two = table.claim(info.rank_id, prefill_tokens=100), table.claim(info.rank_id, prefill_tokens=50)
+    assert (table.candidate(info).requests_here, table.candidate(info).prefill_tokens_here) == (2, 150)
+    one.finish_prefill()
+    assert (table.candidate(info).requests_here, table.candidate(info).prefill_tokens_here) == (2, 50)
+    for claim in (one, one, two, two):
+        claim.release()
+    assert (table.candidate(info).requests_here, table.candidate(info).prefill_tokens_here) == (0, 0)
+
+
+def test_d4_own_dispatches_survive_a_report_that_is_older_than_they_are() -> None:
+    info = rank("decode-0", load=RankLoad(slots_total=8))
+    table = RankTable(Directory(info))
+    for _ in range(3):
+        table.claim(info.rank_id)
+    table.note_load(info, RankLoad(running=0, slots_total=8))
+    assert table.candidate(info).busy_share == 3 / 8
+
+
+def test_a_lost_rank_is_reported_with_its_incarnation() -> None:
+    directory = Directory(rank("decode-0"))
+    RankTable(directory).report_lost(rank("decode-0"))
+    assert directory.lost == [("decode-0", 7)]
+
+
+async def test_waiting_ends_with_a_change_or_at_the_deadline() -> None:
+    table = RankTable(Directory())
+    waiting = asyncio.create_task(table.wait_for_change(Deadline.after(10.0)))
+    await asyncio.sleep(0)
+    table.wake()
+    async with asyncio.timeout(1.0):
+        await waiting
+        await table.wait_for_change(Deadline.after(0.01))
