@@ -29,6 +29,11 @@ class SystemClock:
 SYSTEM_CLOCK = SystemClock()
 
 
+def thread_cpu_s() -> float:
+    """Seconds that the calling thread has spent on a core: what its own work costs, however busy the machine is."""
+    return time.thread_time()
+
+
 @dataclass(frozen=True, slots=True)
 class Deadline:
     """A point on a monotonic clock, in seconds. Passed down by value: nobody extends another's deadline."""

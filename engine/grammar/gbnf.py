@@ -28,7 +28,9 @@ _TOKEN = re.compile(
     |(?P<sign>[|()*+?.])""",
     re.VERBOSE | re.DOTALL,
 )
-_CHARACTER = re.compile(r"\\(?:x(?P<x>[0-9A-Fa-f]{2})|u(?P<u>[0-9A-Fa-f]{4})|U(?P<U>[0-9A-Fa-f]{8})|(?P<one>.))|.", re.S)
+_CHARACTER = re.compile(
+    r"\\(?:x(?P<x>[0-9A-Fa-f]{2})|u(?P<u>[0-9A-Fa-f]{4})|U(?P<U>[0-9A-Fa-f]{8})|(?P<one>.))|.", re.S
+)
 _ESCAPES: Mapping[str, str] = {"n": "\n", "r": "\r", "t": "\t"}
 
 

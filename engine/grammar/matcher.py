@@ -25,7 +25,11 @@ REASON_CHARS_MAX = 400
 # In llguidance's units. Against its own: fewer items in a row and states, because an ambiguous grammar slows down with
 # their square, and a state takes 1–2 kB.
 _LIMITS = LLParserLimits(
-    max_items_in_row=1_000, step_max_items=50_000, max_lexer_states=100_000, max_grammar_size=200_000, verbose_errors=False
+    max_items_in_row=1_000,
+    step_max_items=50_000,
+    max_lexer_states=100_000,
+    max_grammar_size=200_000,
+    verbose_errors=False,
 )
 
 

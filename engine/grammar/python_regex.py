@@ -14,22 +14,25 @@ from dataclasses import dataclass, field
 
 from .errors import GrammarError
 
-_SPACES = r"\x20\t\n\r\x0b\x0c"
+# Written with properties where Unicode is meant: llguidance narrows `\d` and `\w` itself in some places.
+_ASCII_SPACES = r"\x20\t\n\r\x0b\x0c"
+_WORDS = r"\p{Alphabetic}\p{M}\p{N}\p{Pc}\p{Join_Control}"
+_SPACES = r"\p{White_Space}\x1c-\x1f\x{feff}"
 ACCEPTED_BY_ALL: Mapping[str, str] = {
     "d": "0-9",
     "w": "0-9A-Za-z_",
-    "s": _SPACES,
-    "D": r"[^\d]",
-    "W": r"[^\w\p{N}]",
-    "S": r"[^\s\x1c-\x1f\x{feff}]",
+    "s": _ASCII_SPACES,
+    "D": r"[^\p{Nd}]",
+    "W": f"[^{_WORDS}]",
+    "S": f"[^{_SPACES}]",
 }
 ACCEPTED_BY_ANY: Mapping[str, str] = {
-    "d": r"\d",
-    "w": r"\w\p{N}",
-    "s": r"\s\x1c-\x1f\x{feff}",
+    "d": r"\p{Nd}",
+    "w": _WORDS,
+    "s": _SPACES,
     "D": "[^0-9]",
     "W": "[^0-9A-Za-z_]",
-    "S": f"[^{_SPACES}]",
+    "S": f"[^{_ASCII_SPACES}]",
 }
 
 _REPEAT = re.compile(r"[*+?]|\{(?P<low>[0-9]*)(?P<range>,(?P<high>[0-9]*))?\}")
@@ -48,9 +51,13 @@ _CODE_POINT = re.compile(r"x[0-9A-Fa-f]{2}|x\{[0-9A-Fa-f]+\}|u[0-9A-Fa-f]{4}|U[0
 _PROPERTY = re.compile(r"[pP](?:[A-Z]|\{[^{}]+\})")
 
 
-def rust_regex(pattern: str) -> str:
-    """The expression to give to llguidance. Raises GrammarError, with the position, on what it has no word for."""
-    reader = _Reader(pattern)
+def rust_regex(pattern: str, *, search: bool = False) -> str:
+    """The expression to give to llguidance. Raises GrammarError, with the position, on what it has no word for.
+
+    `search`: it is looked for in a text, so its anchors mean something, and are llguidance's to follow. Otherwise the
+    whole answer must match.
+    """
+    reader = _Reader(pattern, search)
     while not reader.done:
         reader.take_one()
     return "".join(reader.out)
@@ -61,6 +68,7 @@ class _Reader:
     """Reads one construct after the other and writes its translation. Balance of groups is llguidance's to check."""
 
     pattern: str
+    search: bool
     at: int = 0
     depth: int = 0
     alternative_begins: bool = True
@@ -99,12 +107,16 @@ class _Reader:
         return "." if character == "." else literal(character)
 
     def _take_anchor(self, character: str) -> bool:
-        """The whole answer is matched, so an anchor at the very ends says nothing."""
+        """Where the whole answer is matched, an anchor at the very ends says nothing."""
         two = self.pattern[self.at : self.at + 2]
         begins, ends = character == "^" or two == r"\A", character == "$" or two in (r"\Z", r"\z")
         if not begins and not ends:
             return False
         length = 1 if character in "^$" else 2
+        if self.search:
+            self.out.append("^" if begins else "$")
+            self.at += length
+            return True
         rest = self.pattern[self.at + length :]
         at_end = not rest or rest[0] in "|$" or rest[:2] in (r"\Z", r"\z")
         if self.depth or not (self.alternative_begins if begins else at_end):

@@ -81,7 +81,7 @@ def _try(request: Mapping[str, str], vocabulary: Vocabulary) -> dict[str, Any]:
 
 
 def walk(grammar: CompiledGrammar) -> None:
-    """Follow it for a few tokens. Raises GrammarError if there is no first one, or if a limit is exceeded on the way."""
+    """Follow it for a few tokens. Raises GrammarError if there is no first one, or a limit is exceeded on the way."""
     matcher, size = grammar.matcher(), grammar.vocabulary.size
     mask = allocate(1, size)[0]
     for step in range(WALK_TOKENS):

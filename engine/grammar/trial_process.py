@@ -10,7 +10,7 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import IO
 
 from whalepod.core.clock import Deadline
 from whalepod.core.errors import InternalError
@@ -85,7 +85,7 @@ class TrialProcess:
             self.close()
             raise InternalError("the process that tries grammars does not start")
 
-    def _ask(self, message: Mapping[str, Any]) -> Any:
+    def _ask(self, message: Mapping[str, str | float]) -> dict[str, str] | None:
         """The answer; None if the child died or said nothing in time."""
         assert self._child is not None
         assert self._child.stdin is not None
@@ -131,7 +131,7 @@ class TrialProcess:
         return "the grammar is too large or too deeply nested to be compiled"
 
 
-def _close_quietly(pipe: Any) -> None:
+def _close_quietly(pipe: IO[bytes]) -> None:
     """Closing flushes, and whoever should read it may be gone."""
     try:
         pipe.close()
