@@ -40,12 +40,16 @@ def server_options() -> Sequence[Option]:
 
 
 def channel_options() -> Sequence[Option]:
-    """Calls inside the cluster ignore `HTTP_PROXY` and come back quickly to a peer that restarted."""
+    """Calls inside the cluster ignore `HTTP_PROXY` and come back quickly to a peer that restarted.
+
+    Each channel has connections of its own: one that has given up on an address for a while does not hold back another.
+    """
     initial_ms, max_ms = RECONNECT_BACKOFF_MS
     return (
         *_MESSAGE_LIMITS,
         *_KEEPALIVE,
         ("grpc.enable_http_proxy", 0),
+        ("grpc.use_local_subchannel_pool", 1),
         ("grpc.initial_reconnect_backoff_ms", initial_ms),
         ("grpc.min_reconnect_backoff_ms", CONNECT_TIMEOUT_MS),  # gRPC's name for how long one attempt may take
         ("grpc.max_reconnect_backoff_ms", max_ms),

@@ -9,6 +9,7 @@ Leaving it, for whatever reason, cancels what is left of both legs at once.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 
@@ -34,6 +35,8 @@ from .job import Burst, Ending, Job, Progress, Route
 from .prefill_client import PrefillClient
 from .rank_table import Claim
 from .router_metrics import HANDOFFS
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,6 +162,7 @@ class Attempt:
         ):
             raise error
         HANDOFFS.labels("prefill_failed").inc()
+        log.warning("prefill failed: %s", error, extra={"rank": self._legs.prefill.rank_id, **self._names})
         if self._legs.prefill_elsewhere:
             raise PrefillLostError(self._legs.prefill.rank_id, error)
         self._stream.ready(self._job.request_id, self._number, None)
@@ -175,6 +179,10 @@ class Attempt:
         """What a decode rank restored of a hand-off is no hit: there the prefill rank's R is the truth."""
         if reported is not None and not self._restored_handoff:
             self._cached_tokens = reported
+
+    @property
+    def _names(self) -> dict[str, object]:
+        return {"internal_id": self._job.request_id, "attempt": self._number}
 
     @property
     def _route(self) -> Route:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from typing import Any
 
 import grpc
@@ -92,8 +92,7 @@ class DecodeStream:
         try:
             async with grpc.aio.insecure_channel(self.rank.address, options=channel_options()) as channel:
                 stub: Any = decode_pb2_grpc.DecodeServiceStub(channel)
-                async for response in stub.Generate(self._outgoing()):
-                    self._deliver(response.packed_step)
+                await self._talk(stub.Generate())
             error = WorkerLostError(f"{self.rank.rank_id} ended its stream")
         except grpc.aio.AioRpcError as failure:
             error = WorkerLostError(f"the stream to {self.rank.rank_id} broke: {error_from_rpc(failure)}")
@@ -102,9 +101,19 @@ class DecodeStream:
         finally:
             self._end(error)
 
-    async def _outgoing(self) -> AsyncIterator[decode_pb2.GenerateRequest]:
+    async def _talk(self, call: Any) -> None:  # noqa: ANN401  a generic call of an untyped stub
+        """Until the rank ends the stream. Raises AioRpcError when it breaks."""
+        sender = asyncio.create_task(self._send(call))
+        try:
+            async for response in call:
+                self._deliver(response.packed_step)
+        finally:
+            sender.cancel()
+            await asyncio.gather(sender, return_exceptions=True)  # why a send failed, the reader knows too
+
+    async def _send(self, call: Any) -> None:  # noqa: ANN401
         while True:
-            yield await self._outbox.get()
+            await call.write(await self._outbox.get())
 
     def _deliver(self, packed_step: bytes) -> None:
         message = decode_step(packed_step)

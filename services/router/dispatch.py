@@ -6,6 +6,7 @@ other ranks (a new attempt, fenced by its number); after it, the stream ends wit
 
 from __future__ import annotations
 
+import logging
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import dataclass
@@ -25,6 +26,8 @@ from .placement import Placement, PlacementRequest, Policy, RemotePrefill, plan_
 from .prefill_client import PrefillClient
 from .rank_table import RankTable
 from .router_metrics import PLACEMENT_SECONDS, RETRIES
+
+log = logging.getLogger(__name__)
 
 LOOK_AGAIN_S = 0.1
 """A rank whose stream has just broken may come back without a change of the table: look this often."""
@@ -86,6 +89,7 @@ class Dispatcher:
                     raise
                 avoid.add(error.rank_id if isinstance(error, PrefillLostError) else legs.decode.rank_id)
                 RETRIES.labels(kind_of_error(error)).inc()
+                log.warning("attempt lost: %s", error, extra={"internal_id": job.request_id, "attempt": number})
 
     def _attempt(self, job: Job, number: int, legs: Legs) -> AsyncGenerator[Progress, None]:
         ticket = sign_job(

@@ -33,7 +33,7 @@ from .front_door import FrontDoor, ServedModel
 from .grpc_front import GrpcFront
 from .language import Language
 from .placement import Policy, RemotePrefill
-from .prefill_client import PrefillClient
+from .prefill_client import PrefillClient, link_key
 from .prefix_lookup import PrefixLookup
 from .rank_table import RankDirectory, RankTable
 from .readiness import Readiness
@@ -183,8 +183,8 @@ class RouterParts:
     def ranks_changed(self) -> None:
         """The directory's ranks are others now: whoever waits for one looks again, links to the lost are closed."""
         self._table.wake()
-        addresses = {rank.address for rank in self._table.ranks.values()}
-        task = asyncio.ensure_future(self._prefills.close_idle_links(keep=addresses))
+        keep = {link_key(rank) for rank in self._table.ranks.values()}
+        task = asyncio.ensure_future(self._prefills.close_idle_links(keep=keep))
         self._tidying.add(task)
         task.add_done_callback(self._tidying.discard)
 
