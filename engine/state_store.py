@@ -97,7 +97,8 @@ Answer = Loaded | HandoffWritten | RoomFreed
 
 
 def run_load(store: StateStore, job: LoadJob, *, block_bytes: int) -> Loaded:
-    """Own snapshot, then blocks run by run up to the first that is missing, then a turn snapshot where they end."""
+    """Own snapshot, then blocks run by run up to the first that is missing; if that is not all, a turn snapshot where
+    they end."""
     own = store.get_snapshot(job.own_snapshot, deadline=job.deadline) if job.own_snapshot else None
     present_stored = 0
     if job.confirm_present and job.blocks_present:
@@ -115,8 +116,8 @@ def run_load(store: StateStore, job: LoadJob, *, block_bytes: int) -> Loaded:
         exact += fetched.exact[: fetched.count]
         if fetched.count < len(keys):
             break
-    turn = None
-    if job.turn_snapshot is not None:
-        key = job.turn_snapshot(job.blocks_present + len(payloads))
+    blocks, turn = job.blocks_present + len(payloads), None
+    if job.turn_snapshot is not None and (own is None or blocks < len(job.keys)):
+        key = job.turn_snapshot(blocks)
         turn = store.get_snapshot(key, deadline=job.deadline) if key else None
     return Loaded(job, payloads, exact, present_stored=present_stored, own_snapshot=own, turn_snapshot=turn)

@@ -148,7 +148,7 @@ def test_a_prefill_is_stored_before_its_handoff_is_reported() -> None:
     world = World(store=store)
     request = world.request(prompt_of(50), work=Work.PREFILL)
     world.submit(request)
-    events: list[StepEvent] = []
+    events, stored = list[StepEvent](), (0, 0)
     while not events:
         stored = len(store.blocks), len(store.handoffs())
         events = world.step()

@@ -1,0 +1,55 @@
+"""The offline interface."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from dataclasses import replace
+from functools import cache
+
+import pytest
+
+from tests.engine.engine_world import CHECKPOINT, GREEDY, SEEDED, oracle, prompt_of
+from whalepod import LLM, SamplingParams
+from whalepod.core.errors import ContextLengthError
+from whalepod.engine.interface import FinishReason
+
+
+@cache
+def _llm() -> LLM:
+    return LLM(CHECKPOINT, context_tokens_max=128)
+
+
+def test_outputs_come_in_order_with_tokens_and_text() -> None:
+    outputs = _llm().generate([prompt_of(29), prompt_of(17)], [SEEDED, GREEDY])
+    assert [output.prompt_ids for output in outputs] == [prompt_of(29), prompt_of(17)]
+    assert outputs[0].output.tokens == oracle(29, SEEDED)
+    assert outputs[1].output.tokens == oracle(17)
+    assert outputs[1].output.finish_reason is FinishReason.LENGTH
+    assert isinstance(outputs[1].output.text, str)
+
+
+def test_one_failure_does_not_lose_the_others() -> None:
+    outputs = _llm().generate([prompt_of(17), prompt_of(200), prompt_of(17)], GREEDY)
+    assert isinstance(outputs[1].error, ContextLengthError)
+    assert (outputs[1].output.tokens, outputs[1].output.finish_reason) == ((), FinishReason.ERROR)
+    assert outputs[0].output.token_ids == outputs[2].output.token_ids == tuple(token.id for token in oracle(17))
+
+
+def test_a_text_starts_with_the_begin_token_and_a_single_prompt_is_a_list_of_one() -> None:
+    (text,) = _llm().generate("hello", replace(GREEDY, max_tokens=1))
+    (ids,) = _llm().generate(text.prompt_ids, replace(GREEDY, max_tokens=1))
+    assert text.prompt_ids[0] == 0
+    assert ids.output == text.output
+
+
+def test_one_set_of_parameters_a_prompt() -> None:
+    with pytest.raises(ValueError, match="2 prompts, but 1 sampling"):
+        _llm().generate(["a", "b"], [GREEDY])
+    assert _llm().generate([]) == []
+
+
+def test_importing_the_package_imports_no_torch() -> None:
+    code = "import sys, whalepod; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False, timeout=60).returncode == 0
+    assert SamplingParams(temperature=0).greedy

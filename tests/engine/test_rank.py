@@ -1,0 +1,256 @@
+"""A rank on its threads: what it accepts, what it reports, and how it ends."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from tests.engine.engine_world import GREEDY, OPTIONS, World, oracle, prompt_of, tiny_model
+from tests.engine.memory_store import MemoryStore
+from whalepod.core.errors import (
+    CapacityError,
+    ContextLengthError,
+    InternalError,
+    InvalidFieldError,
+    StaleAttemptError,
+    WorkerLostError,
+)
+from whalepod.engine.interface import (
+    EngineRequest,
+    Fidelity,
+    FinishedEvent,
+    FinishReason,
+    Handoff,
+    HandoffEvent,
+    StepEvent,
+    TokensEvent,
+    Work,
+)
+from whalepod.engine.options import RankOptions
+from whalepod.engine.rank import EngineRank
+from whalepod.model.tensor_layout import ModelRole
+
+WAIT_S = 60.0
+ENDLESS = replace(GREEDY, max_tokens=900)
+
+
+class _Rank:
+    """A started rank and everything it has said."""
+
+    def __init__(self, *, options: RankOptions = OPTIONS, store: MemoryStore | None = None) -> None:
+        self.said: list[StepEvent] = []
+        self.failures: list[BaseException] = []
+        self._changed = threading.Condition()
+        self.rank = EngineRank(
+            tiny_model(), options, store=store, on_step=self._on_step, on_failure=self.failures.append
+        )
+        self._requests = World.__new__(World)
+        self._requests.model = tiny_model()
+        self._requests._ids = 0
+
+    def _on_step(self, events: Sequence[StepEvent]) -> None:
+        with self._changed:
+            self.said += events
+            self._changed.notify_all()
+
+    def submit(self, tokens: int = 20, sampling: Any = GREEDY, **kinds: Any) -> EngineRequest:
+        request = self._requests.request(prompt_of(tokens), sampling, **kinds)
+        self.rank.submit(request)
+        return request
+
+    def events(self, request: EngineRequest) -> list[StepEvent]:
+        with self._changed:
+            return [event for event in self.said if event.request_id == request.request_id]
+
+    def wait(self, condition: Callable[[], object]) -> None:
+        with self._changed:
+            assert self._changed.wait_for(condition, timeout=WAIT_S)
+
+    def end(self, request: EngineRequest) -> FinishedEvent:
+        def found() -> list[FinishedEvent]:
+            return [event for event in self.events(request) if isinstance(event, FinishedEvent)]
+
+        self.wait(found)
+        return found()[-1]
+
+
+@contextmanager
+def _started(**kinds: Any) -> Any:
+    rank = _Rank(**kinds)
+    rank.rank.start()
+    try:
+        yield rank
+    finally:
+        rank.rank.stop()
+        assert not any(thread.name.startswith("engine-") for thread in threading.enumerate())
+
+
+def test_a_rank_generates_what_the_oracle_says() -> None:
+    with _started() as world:
+        request = world.submit()
+        assert world.end(request).reason is FinishReason.LENGTH
+        tokens = [token for event in world.events(request) if isinstance(event, TokensEvent) for token in event.tokens]
+        assert tuple(tokens) == oracle(20)
+
+
+def test_more_requests_than_slots_all_end() -> None:
+    with _started(options=replace(OPTIONS, slots=2)) as world:
+        requests = [world.submit() for _ in range(5)]
+        assert {world.end(request).reason for request in requests} == {FinishReason.LENGTH}
+        load = world.rank.load()
+        assert (load.running, load.waiting, load.blocks_free) == (0, 0, load.blocks_total)
+
+
+def test_prefill_and_decode_over_a_store_with_real_workers() -> None:
+    store = MemoryStore()
+    with _started(store=store) as world:
+        first = world.submit(50, work=Work.PREFILL, name="x", fidelity=Fidelity.EXACT)
+        world.end(first)
+        (handoff,) = [event.handoff for event in world.events(first) if isinstance(event, HandoffEvent)]
+        assert handoff.stored
+    with _started(store=store) as world:
+        second = world.submit(50, await_handoff=True, name="x", fidelity=Fidelity.EXACT)
+        world.rank.hand_off(second.request_id, 1, handoff)
+        world.end(second)
+        tokens = [token for event in world.events(second) if isinstance(event, TokensEvent) for token in event.tokens]
+        assert tuple(tokens) == oracle(50)
+
+
+def test_limits_are_known_before_the_start() -> None:
+    limits = _Rank(options=replace(OPTIONS, context_tokens_max=100)).rank.limits
+    assert (limits.context_tokens_max, limits.slots_total, limits.block_tokens) == (100, 4, 16)
+    assert limits.namespace == tiny_model().namespace
+
+
+def test_what_can_never_run_is_refused_at_once_and_names_the_field() -> None:
+    with _started(options=replace(OPTIONS, context_tokens_max=30)) as world:
+        with pytest.raises(ContextLengthError):
+            world.submit(30)
+        with pytest.raises(InvalidFieldError, match="at least one token"):
+            world.submit(0)
+        with pytest.raises(InvalidFieldError, match="logit_bias"):
+            world.submit(5, replace(GREEDY, logit_bias={512: 1.0}))
+        with pytest.raises(InvalidFieldError, match="stop_token_ids"):
+            world.submit(5, replace(GREEDY, stop_token_ids=(512,)))
+        assert world.end(world.submit(29)).reason is FinishReason.LENGTH
+
+
+def test_a_request_whose_hashes_do_not_fit_its_prompt_is_refused() -> None:
+    with _started() as world:
+        request = world._requests.request(prompt_of(40))
+        with pytest.raises(InternalError, match="1 block hashes for 40 tokens"):
+            world.rank.submit(replace(request, block_hashes=request.block_hashes[:1]))
+
+
+def test_a_full_queue_and_taken_soft_slots_are_refused() -> None:
+    with _started(options=replace(OPTIONS, slots=1, waiting_max=3, soft_slots=2)) as world:
+        running = world.submit(20, ENDLESS)
+        world.wait(lambda: world.events(running))
+        for _ in range(2):
+            world.submit(20, await_handoff=True)
+        with pytest.raises(CapacityError, match="soft slots"):
+            world.submit(20, await_handoff=True)
+        world.submit()
+        with pytest.raises(CapacityError, match="queue is full"):
+            world.submit()
+
+
+def test_nothing_is_said_after_a_cancel_has_returned() -> None:
+    with _started() as world:
+        request = world.submit(20, ENDLESS)
+        world.wait(lambda: world.events(request))
+        world.rank.cancel(request.request_id, 1)
+        said = len(world.events(request))
+        other = world.submit()
+        world.end(other)
+        assert len(world.events(request)) == said
+        world.rank.cancel(request.request_id, 1)
+        world.rank.cancel(other.request_id, 1)
+        assert world.rank.load().running == 0
+
+
+def test_a_request_cancelled_before_the_loop_saw_it_is_never_heard_of() -> None:
+    world = _Rank()
+    world.rank._running = True  # accepts, but its loop does not run yet
+    request = world.submit()
+    world.rank.cancel(request.request_id, 1)
+    world.rank.start()
+    world.end(world.submit())
+    assert not world.events(request)
+    world.rank.stop()
+
+
+def test_a_newer_attempt_ends_the_older_and_an_older_one_is_refused() -> None:
+    with _started() as world:
+        first = world.submit(20, ENDLESS, name="x", attempt=2)
+        world.wait(lambda: world.events(first))
+        with pytest.raises(StaleAttemptError):
+            world.submit(20, name="x", attempt=1)
+        with pytest.raises(StaleAttemptError):
+            world.submit(20, name="x", attempt=2)
+        second = world.submit(20, name="x", attempt=3)
+        ends = {}
+        world.wait(lambda: len([event for event in world.events(second) if isinstance(event, FinishedEvent)]) == 2)
+        ends = {event.attempt: event for event in world.events(second) if isinstance(event, FinishedEvent)}
+        assert isinstance(ends[2].error, StaleAttemptError)
+        assert ends[3].reason is FinishReason.LENGTH
+
+
+def test_a_deadline_is_kept_while_nothing_else_happens() -> None:
+    with _started() as world:
+        request = world.submit(20, await_handoff=True, timeout_s=0.2)
+        assert world.end(request).reason is FinishReason.ERROR
+
+
+def test_stopping_ends_everything_that_was_accepted() -> None:
+    world = _Rank()
+    world.rank.start()
+    running, waiting = world.submit(20, ENDLESS), world.submit(20, await_handoff=True)
+    world.wait(lambda: world.events(running))
+    world.rank.stop()
+    world.rank.stop()
+    for request in (running, waiting):
+        assert isinstance(world.end(request).error, WorkerLostError)
+    with pytest.raises(WorkerLostError):
+        world.submit()
+    assert not world.rank.alive
+    assert not world.failures
+
+
+def test_a_broken_invariant_ends_every_request_and_is_reported_once() -> None:
+    with _started() as world:
+
+        def breaking(rows: object) -> object:
+            raise AssertionError("a block is owned twice")
+
+        waiting = world.submit(20, await_handoff=True)
+        world.rank._engine._runner.run = breaking
+        running = world.submit()
+        for request in (running, waiting):
+            assert isinstance(world.end(request).error, WorkerLostError)
+        world.wait(lambda: world.failures or not world.rank.alive)
+        assert not world.rank.alive
+        with pytest.raises(WorkerLostError):
+            world.submit()
+    assert [str(failure) for failure in world.failures] == ["a block is owned twice"]
+
+
+def test_a_rank_without_upper_layers_refuses_to_generate() -> None:
+    rank = EngineRank(tiny_model(ModelRole.ENCODER), OPTIONS, store=None, on_step=lambda _: None)
+    rank.start()
+    with pytest.raises(InternalError, match="cannot generate"):
+        rank.submit(_Rank()._requests.request(prompt_of(20)))
+    rank.stop()
+
+
+def test_a_handoff_for_nobody_does_nothing() -> None:
+    with _started() as world:
+        request = world.submit()
+        world.rank.hand_off(request.request_id, 7, Handoff(boundary_tokens=0, kind=None))
+        world.rank.hand_off(request.request_id, 1, Handoff(boundary_tokens=20, kind=None))
+        assert world.end(request).reason is FinishReason.LENGTH
