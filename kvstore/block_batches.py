@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor, wait
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 
 from whalepod.core.block_keys import BlockKey
@@ -50,10 +50,18 @@ class BatchThreads:
             for job in jobs:
                 job()
             return
-        futures = [self.executor.submit(job) for job in jobs]
+        futures = [future for job in jobs if (future := self._started(job)) is not None]
         wait(futures)
         for future in futures:
             future.result()
+
+    def _started(self, job: Callable[[], None]) -> Future[None] | None:
+        """None: it was done here, for want of a thread. After `close` the transport answers it at once."""
+        try:
+            return self.executor.submit(job)
+        except RuntimeError:
+            job()
+            return None
 
 
 class BlockBatches:

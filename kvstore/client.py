@@ -58,7 +58,7 @@ class KvClient:
     """Finds, reads and writes values of one namespace.
 
     `layout` is what a block of this model looks like; a process that only looks up (the router) may leave it out.
-    Close it once, after its last call has returned.
+    After `close` every answer is a miss.
     """
 
     def __init__(

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import socket
 import threading
 from dataclasses import replace
 
@@ -11,7 +12,7 @@ from tests.kvstore.values import LAYOUT, NAMESPACE, buffers, chain, payload_of, 
 from whalepod.core.block_keys import RUN_BLOCKS
 from whalepod.core.ids import Incarnation, RequestId
 from whalepod.kvstore.client import BlockToPut, Fetched, KvClient
-from whalepod.kvstore.settings import StoreSettings
+from whalepod.kvstore.settings import StoreAddress, StoreSettings
 from whalepod.kvstore.store_keys import block_store_key, handoff_snapshot_key, turn_snapshot_key
 from whalepod.kvstore.value_format import HEADER_BYTES, PartKind
 
@@ -34,6 +35,16 @@ def test_a_unix_socket_serves_as_well(server: RedisServer, open_client: OpenClie
     keys = chain(3)
     assert client.put_blocks(to_put(keys), deadline=soon()) == 3
     assert client.fetch_blocks(keys, buffers(3), deadline=soon()).count == 3
+
+
+def test_an_ipv6_literal_is_an_address(start_server: StartServer, open_client: OpenClient) -> None:
+    try:
+        socket.create_server(("::1", 0), family=socket.AF_INET6).close()
+    except OSError:
+        pytest.skip("this machine has no IPv6")
+    server = start_server("--bind", "127.0.0.1", "::1")
+    client = open_client(StoreAddress.parse(f"redis://[::1]:{server.port}"))
+    assert client.put_blocks(to_put(chain(1)), deadline=soon()) == 1
 
 
 def test_payloads_may_come_in_pieces_and_buffers_in_any_type(server: RedisServer, open_client: OpenClient) -> None:
@@ -211,6 +222,18 @@ def test_without_a_store_everything_is_a_miss() -> None:
     assert client.get_snapshot(HANDOFF, deadline=soon()) is None
     assert client.unlink([HANDOFF], deadline=soon()) == 0
     assert client.healthy
+    client.close()
+
+
+def test_after_it_was_closed_everything_is_a_miss(server: RedisServer, open_client: OpenClient) -> None:
+    client = open_client(server.address)
+    keys = chain(40)
+    client.put_blocks(to_put(keys), deadline=soon())
+    client.close()
+    assert client.lookup(keys, deadline=soon()) == 0
+    assert client.put_blocks(to_put(keys), deadline=soon()) == 0
+    assert client.fetch_blocks(keys, buffers(40), deadline=soon()) == Fetched(0, ())
+    assert client.get_snapshot(HANDOFF, deadline=soon()) is None
     client.close()
 
 

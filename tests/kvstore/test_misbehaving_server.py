@@ -200,6 +200,31 @@ def test_a_refused_write_ends_the_prefix_that_is_held(
     assert client.healthy
 
 
+def test_what_is_stored_past_a_refused_block_does_not_count(scripted: StartScripted, open_client: OpenClient) -> None:
+    keys = chain(64)
+    others_done = threading.Event()
+    refused = block_store_key(keys[7])
+
+    def handler(words: list[bytes]) -> bytes:
+        if words[:2] == [b"SET", block_store_key(keys[31])]:
+            others_done.set()
+        if words[:2] == [b"SET", refused]:
+            assert others_done.wait(5), "batches do not run side by side"
+            return b"-OOM no\r\n"
+        return honest(words)
+
+    client = open_client(scripted(handler).address, data_connections=2, data_timeout_s=5.0)
+    assert client.put_blocks(to_put(keys), deadline=soon()) == 7
+
+
+def test_a_server_that_hangs_up_is_not_hammered(scripted: StartScripted, open_client: OpenClient) -> None:
+    server = scripted(lambda _: None)
+    client = open_client(server.address)
+    threading.Event().wait(1.0)
+    assert 3 <= server.connections <= 10
+    assert not client.healthy
+
+
 @pytest.mark.parametrize("code", ["NOAUTH Authentication required.", "WRONGPASS bad", "NOPERM no"])
 def test_a_refusal_in_mid_life_disables_the_store_quietly(
     scripted: StartScripted, open_client: OpenClient, code: str

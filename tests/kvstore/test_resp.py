@@ -124,6 +124,17 @@ def test_a_trickle_does_not_stretch_the_deadline(ends: Ends) -> None:
     sender.join()
 
 
+def test_a_stall_after_some_progress_still_ends_at_the_deadline(ends: Ends) -> None:
+    connection, server = ends
+    server.sendall(b"$100000\r\n")
+    later = threading.Timer(0.15, server.sendall, [b"x" * 50000])
+    later.start()
+    start_s = SYSTEM_CLOCK.monotonic_s()
+    assert fault_of(connection, deadline=soon(0.2)) is FaultReason.TIMEOUT
+    assert SYSTEM_CLOCK.monotonic_s() - start_s < 0.25
+    later.join()
+
+
 def test_a_peer_that_does_not_read_stops_a_send_at_its_deadline(ends: Ends) -> None:
     connection, _ = ends
     with pytest.raises(StoreFault) as caught:
