@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from pathlib import Path
 
 import typer
 from rich.console import Console
-from rich.table import Table
 
 from whalepod.cluster.config import ClusterConfig
 from whalepod.cluster.config_sources import load_config
@@ -23,14 +23,15 @@ from .user_dirs import state_dir
 @with_cluster_config
 def status(config: ClusterConfig) -> None:
     """Show ranks, their load and their health. Without a secret: the cluster that `whalepod serve` started here."""
-    console = Console(highlight=False)
+    console = Console(highlight=False, soft_wrap=True)
     if config.secret is None and config.secret_file is None:
         config = _config_served_here(config.router.http_port, console)
     ranks, refused, redis_ok = asyncio.run(_look(config))
     if not redis_ok:
         console.print(f"the registry at {config.redis_url_or_embedded} does not answer")
         raise typer.Exit(1)
-    console.print(_table(ranks), soft_wrap=True)
+    for line in _lines(ranks):
+        console.print(line)
     for name, reason in refused.items():
         console.print(f"refused {name}: {reason}")
     if not ranks or any(liveness is not Liveness.SERVING for _, liveness in ranks):
@@ -63,21 +64,22 @@ async def _look(config: ClusterConfig) -> tuple[list[tuple[RankInfo, Liveness]],
         await watcher.stop()
 
 
-def _table(ranks: list[tuple[RankInfo, Liveness]]) -> Table:
-    table = Table(box=None)
-    for title in ("rank", "role", "address", "health", "running", "waiting", "blocks used", "context"):
-        table.add_column(title, no_wrap=True)
+def _lines(ranks: Sequence[tuple[RankInfo, Liveness]]) -> list[str]:
+    """A table: columns as wide as their widest entry, so that it reads the same in a terminal and in a pipe."""
+    rows = [("rank", "role", "address", "health", "running", "waiting", "blocks used", "context")]
     for rank, liveness in ranks:
         load = rank.load
-        health = "draining" if rank.draining else liveness.name.lower().replace("_", " ")
-        table.add_row(
-            rank.rank_id,
-            rank.role.value,
-            rank.address,
-            health,
-            f"{load.running}/{load.slots_total}",
-            str(load.waiting),
-            f"{load.blocks_total - load.blocks_free}/{load.blocks_total}",
-            str(rank.context_tokens_max),
+        rows.append(
+            (
+                rank.rank_id,
+                rank.role.value,
+                rank.address,
+                "draining" if rank.draining else liveness.name.lower().replace("_", " "),
+                f"{load.running}/{load.slots_total}",
+                str(load.waiting),
+                f"{load.blocks_total - load.blocks_free}/{load.blocks_total}",
+                str(rank.context_tokens_max),
+            )
         )
-    return table
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return ["  ".join(entry.ljust(width) for entry, width in zip(row, widths, strict=True)).rstrip() for row in rows]

@@ -1,0 +1,87 @@
+"""`whalepod serve`, from the printed curl line to the last process."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import signal
+import subprocess
+from pathlib import Path
+
+import psutil
+
+from tests.e2e.served_cluster import ServedCluster, start_serving
+
+PROMPT = "It was a bright cold day, and the clocks were striking. " * 12
+
+
+def completion(cluster: ServedCluster, prompt: str = PROMPT, **fields: object) -> dict[str, object]:
+    body = {"model": "whalepod-tiny", "prompt": prompt, "max_tokens": 8, "temperature": 0, **fields}
+    with cluster.client() as client:
+        response = client.post("/v1/completions", json=body)
+    assert response.status_code == 200, response.text
+    return response.json()
+
+
+def test_the_curl_line_works_as_printed_and_streams(cluster: ServedCluster) -> None:
+    words = shlex.split(cluster.wait_for_line("^ *curl "))
+    printed = subprocess.run([*words, "-s", "--max-time", "60"], capture_output=True, text=True, check=True).stdout
+    chunks = [line.removeprefix("data: ") for line in printed.splitlines() if line]
+    assert chunks[-1] == "[DONE]"
+    assert len(chunks) > 10
+    assert json.loads(chunks[-2])["choices"][0]["finish_reason"] in ("stop", "length")
+
+
+def test_the_same_prompt_twice_is_a_hit_up_to_the_kept_rows_and_the_same_answer(cluster: ServedCluster) -> None:
+    salt = os.urandom(8).hex()
+    first = completion(cluster, cache_salt=salt, fidelity="exact")
+    second = completion(cluster, cache_salt=salt, fidelity="exact")
+    usage = first["usage"], second["usage"]
+    assert isinstance(usage[0], dict)
+    assert isinstance(usage[1], dict)
+    length = usage[1]["prompt_tokens"]
+    block_tokens, kept_rows = 64, 44
+    assert length > 2 * block_tokens + kept_rows
+    assert usage[0]["prompt_tokens_details"]["cached_tokens"] == 0
+    assert usage[1]["prompt_tokens_details"]["cached_tokens"] == (length - kept_rows) // block_tokens * block_tokens
+    assert first["choices"] == second["choices"]
+
+
+def test_a_second_serve_says_that_one_is_running_and_ends_with_1(cluster: ServedCluster) -> None:
+    second = subprocess.run(
+        cluster.arguments, env=cluster.environment, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert second.returncode == 1
+    assert f"already serves on port {cluster.config.router.http_port}" in second.stdout
+    assert str(cluster.process.pid) in second.stdout
+
+
+def test_a_port_in_use_by_another_program_is_named(cluster: ServedCluster, tmp_path: Path) -> None:
+    elsewhere = {**cluster.environment, "XDG_STATE_HOME": str(tmp_path)}
+    refused = subprocess.run(cluster.arguments, env=elsewhere, capture_output=True, text=True, timeout=60, check=False)
+    assert refused.returncode == 1
+    assert f"port {cluster.config.decode.port} (decode.port + 0) is in use" in refused.stdout
+
+
+def test_status_shows_every_rank(cluster: ServedCluster) -> None:
+    command = [*cluster.arguments[:3], "status", "--http-port", str(cluster.config.router.http_port)]
+    shown = subprocess.run(command, env=cluster.environment, capture_output=True, text=True, timeout=60, check=False)
+    assert shown.returncode == 0, shown.stdout + shown.stderr
+    for rank in ("prefill-0", "decode-0"):
+        assert any(rank in line and "serving" in line for line in shown.stdout.splitlines()), shown.stdout
+
+
+def test_ctrl_c_while_starting_or_serving_ends_everything_and_nothing_else(
+    cluster: ServedCluster, tmp_path: Path
+) -> None:
+    before = cluster.descendants()
+    other = start_serving(tmp_path, "--log-level", "warning", search_from=28_500)
+    other.wait_for_line("^starting ranks")
+    started = other.descendants()
+    os.killpg(other.process.pid, signal.SIGINT)  # what a terminal does
+    assert other.process.wait(60) == 0
+    _, alive = psutil.wait_procs(started, timeout=15)
+    assert not alive
+    assert cluster.process.poll() is None
+    assert all(process.is_running() for process in before)
