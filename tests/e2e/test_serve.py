@@ -10,6 +10,7 @@ import subprocess
 from pathlib import Path
 
 import psutil
+import pytest
 
 from tests.e2e.served_cluster import ServedCluster, start_serving
 
@@ -72,6 +73,7 @@ def test_status_shows_every_rank(cluster: ServedCluster) -> None:
         assert any(rank in line and "serving" in line for line in shown.stdout.splitlines()), shown.stdout
 
 
+@pytest.mark.slow
 def test_ctrl_c_while_starting_or_serving_ends_everything_and_nothing_else(
     cluster: ServedCluster, tmp_path: Path
 ) -> None:
