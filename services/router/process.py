@@ -203,6 +203,7 @@ def load_language(config: ClusterConfig) -> Language:
 
 def http_server(app: ASGIApp) -> uvicorn.Server:
     """An HTTP server for `app`; `serve(sockets=[…])` runs it until `should_exit` is set."""
+    logging.getLogger("uvicorn.error").setLevel(logging.WARNING)  # it tells of every start and stop; so do we
     return uvicorn.Server(
         uvicorn.Config(
             app,

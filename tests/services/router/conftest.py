@@ -2,26 +2,18 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 
 from tests.services.router.fake_ranks import FakeDecode, FakePrefill
-from tests.services.router.router_under_test import RouterUnderTest, running_router
-from whalepod.model.tiny_checkpoint import SMALLEST, shipped_tokenizer, tiny_config_json
+from tests.services.router.router_under_test import RouterUnderTest, running_router, write_model_files
 
 
 @pytest.fixture(scope="session")
 def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What a router reads of a checkpoint: configuration and tokenizer, no weights."""
-    directory = tmp_path_factory.mktemp("model")
-    tokenizer = shipped_tokenizer()
-    config = tiny_config_json(tokenizer, block_tokens=16, **SMALLEST)
-    (directory / "config.json").write_text(json.dumps(config))
-    (directory / "tokenizer.json").write_text(tokenizer.json)
-    return directory
+    return write_model_files(tmp_path_factory.mktemp("model"))
 
 
 @pytest.fixture

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import socket
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -20,6 +21,7 @@ from whalepod.cluster.config import ClusterConfig
 from whalepod.cluster.registration import RankInfo
 from whalepod.core.ids import Incarnation, RankId
 from whalepod.model.config import ModelConfig
+from whalepod.model.tiny_checkpoint import SMALLEST, shipped_tokenizer, tiny_config_json
 from whalepod.services.router.app import HttpFront
 from whalepod.services.router.front_door import FrontDoor
 from whalepod.services.router.grpc_front import GrpcFront
@@ -28,6 +30,15 @@ from whalepod.services.router.process import RouterParts, http_server, load_lang
 from whalepod.services.router.readiness import Readiness
 
 FakeRank = FakeDecode | FakePrefill
+
+
+def write_model_files(directory: Path) -> Path:
+    """What a router reads of a checkpoint: configuration and tokenizer, no weights."""
+    tokenizer = shipped_tokenizer()
+    config = tiny_config_json(tokenizer, block_tokens=16, **SMALLEST)
+    (directory / "config.json").write_text(json.dumps(config))
+    (directory / "tokenizer.json").write_text(tokenizer.json)
+    return directory
 
 
 @cache

@@ -1,0 +1,93 @@
+"""`whalepod chat`: talk to a running cluster."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+
+from whalepod.core.errors import ServingError
+
+from .event_stream import stream_chunks
+
+DEFAULT_URL = "http://127.0.0.1:8000"
+
+Url = Annotated[str, typer.Option("--url", envvar="WHALEPOD_URL", help="Where the router listens.")]
+
+
+def chat(
+    message: Annotated[str | None, typer.Argument(help="Say this and leave; without it, ask line by line.")] = None,
+    url: Url = DEFAULT_URL,
+    system: Annotated[str | None, typer.Option(help="What the model is told first.")] = None,
+    max_tokens: Annotated[int, typer.Option(min=1, help="Longest answer.")] = 256,
+    temperature: Annotated[float | None, typer.Option(min=0, max=2, help="Without thinking: 0 is greedy.")] = None,
+    seed: Annotated[int | None, typer.Option(min=0, help="The same seed draws the same answer.")] = None,
+    thinking: Annotated[bool, typer.Option(help="Let the model think before it answers.")] = False,
+) -> None:
+    """Talk to the model. Ctrl-D or an empty line ends the conversation."""
+    console = Console(highlight=False, soft_wrap=True)
+    fields: dict[str, Any] = {
+        "max_tokens": max_tokens,
+        "temperature": temperature,
+        "seed": seed,
+        "thinking": {"type": "enabled" if thinking else "disabled"},
+    }
+    conversation = Conversation(url, {name: value for name, value in fields.items() if value is not None})
+    if system is not None:
+        conversation.messages.append({"role": "system", "content": system})
+    try:
+        for question in [message] if message is not None else _questions(console):
+            _answer(conversation, question, console)
+    except ServingError as error:
+        console.print(f"whalepod: {escape(str(error))}")
+        raise typer.Exit(1) from None
+
+
+@dataclass(slots=True)
+class Conversation:
+    """What has been said so far, and how answers are to be drawn."""
+
+    url: str
+    fields: dict[str, Any]
+    messages: list[dict[str, str]] = field(default_factory=list)
+
+    def ask(self, question: str) -> Iterator[tuple[str, str]]:
+        """(`reasoning` or `content`, a piece of it). An answer that broke off is not remembered."""
+        asked = [*self.messages, {"role": "user", "content": question}]
+        answer: list[str] = []
+        for chunk in stream_chunks(self.url, "/v1/chat/completions", {**self.fields, "messages": asked}):
+            for choice in chunk["choices"]:
+                delta = choice["delta"]
+                if delta.get("reasoning_content"):
+                    yield "reasoning", delta["reasoning_content"]
+                if delta.get("content"):
+                    answer.append(delta["content"])
+                    yield "content", delta["content"]
+        self.messages = [*asked, {"role": "assistant", "content": "".join(answer)}]
+
+
+def _questions(console: Console) -> Iterator[str]:
+    prompt = "[bold]you:[/] " if sys.stdin.isatty() else ""
+    while True:
+        try:
+            question = console.input(prompt)
+        except EOFError:
+            return
+        if not question.strip():
+            return
+        yield question
+
+
+def _answer(conversation: Conversation, question: str, console: Console) -> None:
+    spoken = ""
+    for kind, piece in conversation.ask(question):
+        if kind == "content" and spoken == "reasoning":
+            console.print()
+        spoken = kind
+        console.print(escape(piece), end="", style="dim" if kind == "reasoning" else None)
+    console.print()
