@@ -102,9 +102,7 @@ def compare(case: CanaryCase, answer: Answer, truth: Answer, report: CanaryRepor
         what = f"tokens {answer.token_ids} instead of {truth.token_ids}"
     elif answer.logprob_bits != truth.logprob_bits:
         report.logprob_different += 1
-        pairs = zip(answer.logprob_bits, truth.logprob_bits, strict=True)
-        at = next(index for index, (ours, theirs) in enumerate(pairs) if ours != theirs)
-        what = f"log-probability of token {at}: {_float(answer.logprob_bits[at])} != {_float(truth.logprob_bits[at])}"
+        what = _logprob_difference(answer.logprob_bits, truth.logprob_bits)
     else:
         return
     if report.first_difference is None:
@@ -220,6 +218,13 @@ def _answer(tokens: Sequence[SampledToken]) -> Answer:
         token_ids=tuple(token.id for token in tokens),
         logprob_bits=tuple(struct.pack("<f", token.logprob) for token in tokens if token.logprob is not None),
     )
+
+
+def _logprob_difference(ours: Sequence[bytes], theirs: Sequence[bytes]) -> str:
+    if len(ours) != len(theirs):
+        return f"{len(ours)} log-probabilities instead of {len(theirs)}"
+    at = next(index for index in range(len(ours)) if ours[index] != theirs[index])
+    return f"log-probability of token {at} is {_float(ours[at])!r} instead of {_float(theirs[at])!r}"
 
 
 def _float(bits: bytes) -> float:
