@@ -76,6 +76,9 @@ test: venv  ## run the tests that run before every merge
 test-all: venv  ## run those and the slow ones
 	$(BIN)/pytest -m "" $(TESTS) $(ARGS)
 
+mutants: venv  ## plant bugs in copies of the sources and see which check notices each
+	$(BIN)/python -m tests.mutants.run $(ARGS)
+
 lint: venv proto-check  ## check format, lint, types and generated code
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
