@@ -70,14 +70,16 @@ def derive_block_hashes(
     return hashes
 
 
+def block_key(hashes: Sequence[BlockHash], depth: int, *, root: BlockHash) -> BlockKey:
+    """Key of one block of a chain given the hashes from depth 0 up to it."""
+    return BlockKey(
+        hash=hashes[depth],
+        parent=hashes[depth - 1] if depth else root,
+        depth=depth,
+        run=hashes[depth - depth % RUN_BLOCKS][:8],
+    )
+
+
 def block_keys(hashes: Sequence[BlockHash], *, root: BlockHash) -> list[BlockKey]:
     """Keys of a chain given its hashes from depth 0 on."""
-    return [
-        BlockKey(
-            hash=block_hash,
-            parent=hashes[depth - 1] if depth else root,
-            depth=depth,
-            run=hashes[depth - depth % RUN_BLOCKS][:8],
-        )
-        for depth, block_hash in enumerate(hashes)
-    ]
+    return [block_key(hashes, depth, root=root) for depth in range(len(hashes))]

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from whalepod.core.errors import ConfigError
 from whalepod.model.config import ModelConfig
 
+from .interface import SnapshotKind
+
 
 @dataclass(frozen=True, slots=True)
 class Boundaries:
@@ -58,6 +60,12 @@ class Boundaries:
         over."""
         floor = self.config.floor(prompt_tokens)
         return floor - floor % self.config.group_tokens
+
+    def may_hand_over(self, kind: SnapshotKind, boundary: int, *, prompt_tokens: int) -> bool:
+        """Whether a snapshot of this kind at this boundary holds all that a prompt of L tokens goes on from."""
+        if kind is SnapshotKind.FULL:
+            return boundary >= prompt_tokens
+        return boundary <= self.config.floor(prompt_tokens) and boundary % self.config.group_tokens == 0
 
     def turn_borders(self, prompt_tokens: int) -> tuple[int, ...]:
         """The last 1 + ⌈K / B⌉ block borders of a prompt, ascending: a next turn that is only a little longer resumes

@@ -150,7 +150,8 @@ class Engine:
         sequence.awaiting = False
         usable = handoff.stored and handoff.kind is not None
         sequence.handoff = handoff if usable else replace(handoff, boundary_tokens=0, kind=None)
-        if usable or handoff.finish_reason is not None:
+        # Blocks that its own prefill has stored are no hit, even if the rest of the hand-off failed.
+        if usable or handoff.finish_reason is not None or handoff.blocks_stored:
             sequence.cached_tokens, sequence.replayed_tokens = handoff.cached_tokens, handoff.replayed_tokens
         if handoff.first_token is not None:
             self._append(sequence, handoff.first_token)

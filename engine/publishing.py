@@ -6,7 +6,7 @@ cache.
 
 from __future__ import annotations
 
-from whalepod.core.block_keys import BlockKey, block_keys
+from whalepod.core.block_keys import BlockKey, block_key
 from whalepod.core.clock import Clock, Deadline
 from whalepod.kvstore.client import BlockToPut
 from whalepod.kvstore.settings import RETENTION_S_MAX
@@ -198,7 +198,7 @@ class Publisher:
         sequence.hash_of(depth, block_tokens=self._boundaries.block_tokens)
         root = sequence.request.chain_root
         assert root is not None
-        return block_keys(sequence.hashes[: depth + 1], root=root)[depth]
+        return block_key(sequence.hashes, depth, root=root)
 
     def _deadline(self, sequence: Sequence) -> Deadline:
         """A prefill request waits for its blocks; the others' may be stored after the request has ended."""

@@ -164,10 +164,12 @@ class Restorer:
         snapshot = self._parse(value, handoff.kind) if handoff is not None and handoff.kind is not None else None
         if snapshot is None or handoff is None or snapshot.boundary != handoff.boundary_tokens:
             return None
-        next_token = snapshot.state.next_token
+        length, next_token = sequence.prompt_tokens, snapshot.state.next_token
+        if not self._boundaries.may_hand_over(snapshot.kind, snapshot.boundary, prompt_tokens=length):
+            return None
         known = sequence.tokens[snapshot.boundary : snapshot.boundary + 1]
         agrees = snapshot.kind is SnapshotKind.ENCODER or (next_token is not None and [next_token.id] == known)
-        return snapshot if agrees and snapshot.state.prompt_tokens == sequence.prompt_tokens else None
+        return snapshot if agrees and snapshot.state.prompt_tokens == length else None
 
     def _parse(self, value: SnapshotValue | None, kind: SnapshotKind | None) -> Snapshot | None:
         snapshot = self._image.parse(value) if value is not None else None

@@ -62,13 +62,16 @@ class Sampler:
         self._bias = np.array([params.logit_bias[token] for token in sorted(params.logit_bias)], np.float32)
         ends = set(params.stop_token_ids) | (set() if params.ignore_eos else {eos_id})
         self._end_ids = np.array(sorted(ends), np.int64)
-        repeats = params.repetition_penalty != 1
-        self._prompt_ids = set(prompt_ids) if repeats else set[int]()
+        self._seen: NDArray[np.bool_] | None = None
+        """[vocab] whether a token is in the prompt or the output; made when a penalty first asks for it."""
+        self._prompt_ids = prompt_ids
 
     def observe(self, token_id: int) -> None:
         """A token was drawn here or elsewhere: it now counts as output."""
         self._outputs[token_id] += 1
         self._output_count += 1
+        if self._seen is not None:
+            self._seen[token_id] = True
 
     def draw(self, logits: Logits, *, position: int) -> SampledToken:
         """The token at `position` (absolute index in prompt + output), from the raw logits [vocab] float32 of the row
@@ -90,14 +93,20 @@ class Sampler:
         if self._output_count < params.min_tokens:
             weights[self._end_ids] = -np.inf
         if params.repetition_penalty != 1:
-            seen = np.array(sorted(self._prompt_ids | self._outputs.keys()), np.int64)
             penalty = np.float32(params.repetition_penalty)
-            weights[seen] = np.where(weights[seen] > 0, weights[seen] / penalty, weights[seen] * penalty)
+            penalised = np.where(weights > 0, weights / penalty, weights * penalty)
+            weights = np.where(self._seen_among(len(raw)), penalised, weights)
         if params.frequency_penalty or params.presence_penalty:
             drawn = np.array(list(self._outputs), np.int64)
             counts = np.array(list(self._outputs.values()), np.float32)
             weights[drawn] -= np.float32(params.frequency_penalty) * counts + np.float32(params.presence_penalty)
         return weights
+
+    def _seen_among(self, vocab_size: int) -> NDArray[np.bool_]:
+        if self._seen is None:
+            self._seen = np.zeros(vocab_size, np.bool_)
+            self._seen[np.array([*self._prompt_ids, *self._outputs], np.int64)] = True
+        return self._seen
 
     def _draw_from(self, weights: Logits, position: int) -> int:
         scaled = weights / np.float32(self._params.temperature)

@@ -75,23 +75,12 @@ class Heard:
         return self.ends[0]
 
 
-class World:
-    """One engine and, if it has one, its store."""
+class RequestMaker:
+    """Requests as a service would send them."""
 
-    def __init__(
-        self,
-        *,
-        store: StateStore | None = None,
-        options: RankOptions = OPTIONS,
-        role: ModelRole = ModelRole.FULL,
-    ) -> None:
-        self.model = tiny_model(role)
-        self._answers: deque[Answer] = deque()
-        self.engine = Engine(self.model, options, store=store, deliver=self._answers.append)
-        self.heard: dict[RequestId, Heard] = {}
-        self.worked = False
-        """The last step had I/O to do."""
-        self._ids = 0
+    def __init__(self, model: RankModel) -> None:
+        self._model = model
+        self._count = 0
 
     def request(
         self,
@@ -107,11 +96,12 @@ class World:
         timeout_s: float = 1000.0,
         salt: bytes = b"",
     ) -> EngineRequest:
-        self._ids += 1
-        root = chain_root(self.model.namespace, salt=salt)
-        hashes = derive_block_hashes(prompt, root=root, block_tokens=self.model.block_tokens)
+        """`name`: what its id is made of; else each is new. `shares`: whether its blocks have names."""
+        self._count += 1
+        root = chain_root(self._model.namespace, salt=salt)
+        hashes = derive_block_hashes(prompt, root=root, block_tokens=self._model.block_tokens)
         return EngineRequest(
-            request_id=RequestId((name or f"request {self._ids}").encode().ljust(16)),
+            request_id=RequestId((name or f"request {self._count}").encode().ljust(16)),
             attempt=attempt,
             prompt_ids=prompt,
             sampling=sampling,
@@ -122,6 +112,25 @@ class World:
             chain_root=root if shares else None,
             block_hashes=hashes if shares else (),
         )
+
+
+class World:
+    """One engine and, if it has one, its store."""
+
+    def __init__(
+        self,
+        *,
+        store: StateStore | None = None,
+        options: RankOptions = OPTIONS,
+        role: ModelRole = ModelRole.FULL,
+    ) -> None:
+        model = tiny_model(role)
+        self._answers: deque[Answer] = deque()
+        self.engine = Engine(model, options, store=store, deliver=self._answers.append)
+        self.request = RequestMaker(model).request
+        self.heard: dict[RequestId, Heard] = {}
+        self.worked = False
+        """The last step had I/O to do."""
 
     def submit(self, request: EngineRequest) -> Heard:
         self.engine.checks.check(request)

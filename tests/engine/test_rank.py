@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from tests.engine.engine_world import GREEDY, OPTIONS, World, oracle, prompt_of, tiny_model
+from tests.engine.engine_world import GREEDY, OPTIONS, RequestMaker, oracle, prompt_of, tiny_model
 from tests.engine.memory_store import MemoryStore
+from tests.engine.started_rank import StartedRank, tokens_of
 from whalepod.core.errors import (
     CapacityError,
     ContextLengthError,
@@ -21,72 +22,26 @@ from whalepod.core.errors import (
     WorkerLostError,
 )
 from whalepod.engine.interface import (
-    EngineRequest,
     Fidelity,
-    FinishedEvent,
     FinishReason,
     Handoff,
     HandoffEvent,
-    StepEvent,
-    TokensEvent,
     Work,
 )
-from whalepod.engine.options import RankOptions
 from whalepod.engine.rank import EngineRank
+from whalepod.engine.scheduler import PlannedRows
 from whalepod.model.tensor_layout import ModelRole
 
-WAIT_S = 60.0
 ENDLESS = replace(GREEDY, max_tokens=900)
 
 
-class _Rank:
-    """A started rank and everything it has said."""
-
-    def __init__(self, *, options: RankOptions = OPTIONS, store: MemoryStore | None = None) -> None:
-        self.said: list[StepEvent] = []
-        self.failures: list[BaseException] = []
-        self._changed = threading.Condition()
-        self.rank = EngineRank(
-            tiny_model(), options, store=store, on_step=self._on_step, on_failure=self.failures.append
-        )
-        self._requests = World.__new__(World)
-        self._requests.model = tiny_model()
-        self._requests._ids = 0
-
-    def _on_step(self, events: Sequence[StepEvent]) -> None:
-        with self._changed:
-            self.said += events
-            self._changed.notify_all()
-
-    def submit(self, tokens: int = 20, sampling: Any = GREEDY, **kinds: Any) -> EngineRequest:
-        request = self._requests.request(prompt_of(tokens), sampling, **kinds)
-        self.rank.submit(request)
-        return request
-
-    def events(self, request: EngineRequest) -> list[StepEvent]:
-        with self._changed:
-            return [event for event in self.said if event.request_id == request.request_id]
-
-    def wait(self, condition: Callable[[], object]) -> None:
-        with self._changed:
-            assert self._changed.wait_for(condition, timeout=WAIT_S)
-
-    def end(self, request: EngineRequest) -> FinishedEvent:
-        def found() -> list[FinishedEvent]:
-            return [event for event in self.events(request) if isinstance(event, FinishedEvent)]
-
-        self.wait(found)
-        return found()[-1]
-
-
 @contextmanager
-def _started(**kinds: Any) -> Any:
-    rank = _Rank(**kinds)
-    rank.rank.start()
+def _started(**kinds: Any) -> Generator[StartedRank]:
+    world = StartedRank(**kinds)
     try:
-        yield rank
+        yield world
     finally:
-        rank.rank.stop()
+        world.stop()
         assert not any(thread.name.startswith("engine-") for thread in threading.enumerate())
 
 
@@ -94,8 +49,7 @@ def test_a_rank_generates_what_the_oracle_says() -> None:
     with _started() as world:
         request = world.submit()
         assert world.end(request).reason is FinishReason.LENGTH
-        tokens = [token for event in world.events(request) if isinstance(event, TokensEvent) for token in event.tokens]
-        assert tuple(tokens) == oracle(20)
+        assert tokens_of(world.events(request)) == oracle(20)
 
 
 def test_more_requests_than_slots_all_end() -> None:
@@ -117,12 +71,11 @@ def test_prefill_and_decode_over_a_store_with_real_workers() -> None:
         second = world.submit(50, await_handoff=True, name="x", fidelity=Fidelity.EXACT)
         world.rank.hand_off(second.request_id, 1, handoff)
         world.end(second)
-        tokens = [token for event in world.events(second) if isinstance(event, TokensEvent) for token in event.tokens]
-        assert tuple(tokens) == oracle(50)
+        assert tokens_of(world.events(second)) == oracle(50)
 
 
 def test_limits_are_known_before_the_start() -> None:
-    limits = _Rank(options=replace(OPTIONS, context_tokens_max=100)).rank.limits
+    limits = StartedRank(options=replace(OPTIONS, context_tokens_max=100), start=False).rank.limits
     assert (limits.context_tokens_max, limits.slots_total, limits.block_tokens) == (100, 4, 16)
     assert limits.namespace == tiny_model().namespace
 
@@ -142,7 +95,7 @@ def test_what_can_never_run_is_refused_at_once_and_names_the_field() -> None:
 
 def test_a_request_whose_hashes_do_not_fit_its_prompt_is_refused() -> None:
     with _started() as world:
-        request = world._requests.request(prompt_of(40))
+        request = world.requests.request(prompt_of(40))
         with pytest.raises(InternalError, match="1 block hashes for 40 tokens"):
             world.rank.submit(replace(request, block_hashes=request.block_hashes[:1]))
 
@@ -175,7 +128,7 @@ def test_nothing_is_said_after_a_cancel_has_returned() -> None:
 
 
 def test_a_request_cancelled_before_the_loop_saw_it_is_never_heard_of() -> None:
-    world = _Rank()
+    world = StartedRank(start=False)
     world.rank._running = True  # accepts, but its loop does not run yet
     request = world.submit()
     world.rank.cancel(request.request_id, 1)
@@ -194,9 +147,8 @@ def test_a_newer_attempt_ends_the_older_and_an_older_one_is_refused() -> None:
         with pytest.raises(StaleAttemptError):
             world.submit(20, name="x", attempt=2)
         second = world.submit(20, name="x", attempt=3)
-        ends = {}
-        world.wait(lambda: len([event for event in world.events(second) if isinstance(event, FinishedEvent)]) == 2)
-        ends = {event.attempt: event for event in world.events(second) if isinstance(event, FinishedEvent)}
+        world.wait(lambda: len(world.ends(second)) == 2)
+        ends = {event.attempt: event for event in world.ends(second)}
         assert isinstance(ends[2].error, StaleAttemptError)
         assert ends[3].reason is FinishReason.LENGTH
 
@@ -208,8 +160,7 @@ def test_a_deadline_is_kept_while_nothing_else_happens() -> None:
 
 
 def test_stopping_ends_everything_that_was_accepted() -> None:
-    world = _Rank()
-    world.rank.start()
+    world = StartedRank()
     running, waiting = world.submit(20, ENDLESS), world.submit(20, await_handoff=True)
     world.wait(lambda: world.events(running))
     world.rank.stop()
@@ -225,7 +176,7 @@ def test_stopping_ends_everything_that_was_accepted() -> None:
 def test_a_broken_invariant_ends_every_request_and_is_reported_once() -> None:
     with _started() as world:
 
-        def breaking(rows: object) -> object:
+        def breaking(rows: Sequence[PlannedRows]) -> list[Any]:
             raise AssertionError("a block is owned twice")
 
         waiting = world.submit(20, await_handoff=True)
@@ -244,7 +195,7 @@ def test_a_rank_without_upper_layers_refuses_to_generate() -> None:
     rank = EngineRank(tiny_model(ModelRole.ENCODER), OPTIONS, store=None, on_step=lambda _: None)
     rank.start()
     with pytest.raises(InternalError, match="cannot generate"):
-        rank.submit(_Rank()._requests.request(prompt_of(20)))
+        rank.submit(RequestMaker(tiny_model()).request(prompt_of(20)))
     rank.stop()
 
 

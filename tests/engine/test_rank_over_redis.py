@@ -1,0 +1,93 @@
+"""Ranks over a real store: prefill here, decode there; and the store dying at any moment."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.engine.engine_world import GREEDY, SEEDED, oracle, tiny_model
+from tests.engine.started_rank import StartedRank, tokens_of
+from tests.kvstore.redis_server import RedisServer, redis_binaries
+from whalepod.core.ids import mint_incarnation
+from whalepod.engine.interface import EngineRequest, FinishReason, Handoff, HandoffEvent, Work
+from whalepod.kvstore.client import KvClient
+from whalepod.kvstore.settings import StoreSettings
+from whalepod.model.tensor_layout import ModelRole
+
+OpenRank = Callable[..., StartedRank]
+
+
+@pytest.fixture
+def redis(tmp_path: Path) -> Iterator[RedisServer]:
+    server = RedisServer(next(iter(redis_binaries().values())), tmp_path).start()
+    yield server
+    server.kill()
+
+
+@pytest.fixture
+def open_rank(redis: RedisServer) -> Iterator[OpenRank]:
+    opened: list[tuple[StartedRank, KvClient]] = []
+
+    def start(role: ModelRole = ModelRole.FULL, **kinds: Any) -> StartedRank:
+        model = tiny_model(role)
+        client = KvClient(
+            StoreSettings(addresses=(redis.address,)),
+            namespace=model.namespace,
+            layout=model.block_layout,
+            incarnation=mint_incarnation(),
+        )
+        opened.append((StartedRank(store=client, role=role, **kinds), client))
+        return opened[-1][0]
+
+    yield start
+    for rank, client in opened:
+        rank.stop()
+        client.close()
+
+
+def _prefilled(rank: StartedRank, request: EngineRequest) -> Handoff:
+    rank.end(request)
+    (handoff,) = [event.handoff for event in rank.events(request) if isinstance(event, HandoffEvent)]
+    return handoff
+
+
+@pytest.mark.parametrize("role", ModelRole)
+def test_a_handoff_through_redis_changes_nothing(role: ModelRole, redis: RedisServer, open_rank: OpenRank) -> None:
+    before, after = open_rank(role), open_rank()
+    handoff = _prefilled(before, before.submit(61, SEEDED, work=Work.PREFILL, name="x"))
+    assert handoff.stored
+    request = after.submit(61, SEEDED, await_handoff=True, name="x")
+    after.rank.hand_off(request.request_id, 1, handoff)
+    assert after.end(request).replayed_tokens == 0
+    assert tokens_of(after.events(request)) == oracle(61, SEEDED)
+    # The reader has unlinked the hand-off; blocks and turn snapshots stay.
+    warm = after.submit(92, SEEDED, name="y")
+    end = after.end(warm)
+    assert (end.cached_tokens, end.replayed_tokens) == (48, 0)
+    assert tokens_of(after.events(warm)) == oracle(92, SEEDED)
+    assert not [key for key in redis.call("KEYS", "*") if key.startswith(b"h:")]
+
+
+def test_a_store_that_dies_costs_time_only_and_hits_return_with_it(redis: RedisServer, open_rank: OpenRank) -> None:
+    rank = open_rank()
+    long = rank.submit(29, replace(GREEDY, max_tokens=12))
+    rank.wait(lambda: rank.events(long))
+    redis.kill()
+    assert rank.end(long).reason is FinishReason.LENGTH
+    handoff = _prefilled(rank, rank.submit(45, work=Work.PREFILL))
+    assert not handoff.stored
+    cold = rank.submit(60, name="cold", salt=b"another")
+    assert rank.end(cold).reason is FinishReason.LENGTH
+    assert tokens_of(rank.events(cold)) == oracle(60)
+    redis.start()
+
+    def stored() -> bool:
+        return _prefilled(rank, rank.submit(45, work=Work.PREFILL)).stored
+
+    assert any(stored() for _ in range(50))
+    other = open_rank()
+    assert other.end(other.submit(45)).cached_tokens == 16
