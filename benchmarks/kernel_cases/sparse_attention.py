@@ -93,11 +93,12 @@ def bf16_rows_us(sequences: int, rows_each: int) -> float:
     """FlashMLA's sparse prefill kernel, on rows that are bfloat16 already."""
     from flash_mla import flash_mla_sparse_fwd  # pyright: ignore[reportMissingImports]
 
+    generator = torch.Generator("cuda").manual_seed(0)
     rows, pool = sequences * rows_each, 65_536
-    queries = torch.randn(rows, HEADS, WIDTH, device="cuda", dtype=torch.bfloat16)
-    keys = torch.randn(pool, 1, WIDTH, device="cuda", dtype=torch.bfloat16)
-    index = torch.randint(pool, (rows, 1, WINDOW + CHOSEN), device="cuda", dtype=torch.int32)
-    sink = torch.randn(HEADS, device="cuda")
+    queries = torch.randn(rows, HEADS, WIDTH, device="cuda", generator=generator, dtype=torch.bfloat16)
+    keys = torch.randn(pool, 1, WIDTH, device="cuda", generator=generator, dtype=torch.bfloat16)
+    index = torch.randint(pool, (rows, 1, WINDOW + CHOSEN), device="cuda", generator=generator, dtype=torch.int32)
+    sink = torch.randn(HEADS, device="cuda", generator=generator)
     return graph_us(lambda: flash_mla_sparse_fwd(queries, keys, index, SCALE, WIDTH, sink, use_legacy=True))
 
 
@@ -106,11 +107,14 @@ def _flash_mla_us(sequences: int, rows_each: int) -> float:
         return bf16_rows_us(sequences, rows_each)
     from flash_mla import flash_mla_with_kvcache, get_mla_metadata  # pyright: ignore[reportMissingImports]
 
+    generator = torch.Generator("cuda").manual_seed(0)
     blocks, block = 8192, 64
-    records = torch.randint(100, 140, (blocks, block, 1, 584), device="cuda", dtype=torch.uint8)
-    queries = torch.randn(sequences, rows_each, HEADS, WIDTH, device="cuda", dtype=torch.bfloat16)
-    index = torch.randint(blocks * block, (sequences, rows_each, WINDOW + CHOSEN), device="cuda", dtype=torch.int32)
-    sink = torch.randn(HEADS, device="cuda")
+    records = torch.randint(100, 140, (blocks, block, 1, 584), device="cuda", generator=generator, dtype=torch.uint8)
+    queries = torch.randn(sequences, rows_each, HEADS, WIDTH, device="cuda", generator=generator, dtype=torch.bfloat16)
+    index = torch.randint(
+        blocks * block, (sequences, rows_each, WINDOW + CHOSEN), device="cuda", generator=generator, dtype=torch.int32
+    )
+    sink = torch.randn(HEADS, device="cuda", generator=generator)
     meta, _ = get_mla_metadata()
     return graph_us(
         lambda: flash_mla_with_kvcache(

@@ -1,0 +1,51 @@
+"""Index scores over packed MXFP4 keys where they lie in blocks; rows of one sequence share the keys that are read."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from whalepod.kernels.fallbacks import note_fallback
+from whalepod.kernels.quantise import MXFP4_BLOCK32
+
+from . import reference
+
+__all__ = ["packed_index_scores"]
+
+
+def packed_index_scores(
+    queries: Tensor,
+    weights: Tensor,
+    keys: Tensor,
+    tables: Tensor,
+    visible: Tensor,
+    groups: Tensor,
+    *,
+    entries_per_block: int,
+    group_rows: int,
+    entries_max: int,
+) -> Tensor:
+    """Σ_h weights_h · max(0, query_h · key) -> [rows, entries_max] float32; entries from visible[row] on are undefined.
+
+    queries  [rows, heads, 128], after their MXFP4 round trip
+    weights  [rows, heads] float32
+    keys     [pool, 68] uint8, `MXFP4_BLOCK32` records, flat over blocks
+    tables   [sequences, blocks] int32: entry j of a sequence lies at tables[.., j // entries_per_block] of the pool
+    visible  [rows] int32: row sees entries 0 … visible - 1; ascending within a group
+    groups   [3, groups] int32: first row, number of rows (up to `group_rows`) and sequence of each group
+
+    On a GPU products are FP8, exact but for groups of channels below 2^-11 of their key's largest; sums are float32.
+    """
+    rows, _, width = queries.shape
+    assert width == 128 and keys.shape[1] == MXFP4_BLOCK32.record_bytes(width), (queries.shape, keys.shape)
+    assert weights.shape == queries.shape[:2] and visible.shape == (rows,), (weights.shape, visible.shape)
+    arguments = (queries, weights, keys, tables, visible, groups)
+    if not queries.is_cuda or queries.dtype != torch.bfloat16:
+        if queries.is_cuda:
+            note_fallback("packed_index_scores", f"queries are {queries.dtype}")
+        return reference.packed_index_scores(*arguments, entries_per_block=entries_per_block, entries_max=entries_max)
+    from .triton_kernel import packed_index_scores as on_gpu
+
+    return on_gpu(
+        *arguments, entries_per_block=entries_per_block, group_rows=group_rows, entries_max=entries_max
+    )

@@ -1,0 +1,175 @@
+"""Index scores over packed MXFP4 keys in Triton: rows of one sequence share every key that is read.
+
+A tile of keys is the left operand, so that a thread holds whole rows of heads and sums them itself. Keys and queries
+are multiplied as FP8: E2M1 is a subset of E4M3, and a key's four scales become one, the largest, by moving the other
+groups' exponents. That is exact while the scales of a key spread by at most 2^11. A group further below counts as 0: it
+is less than 2^-11 of the key. The same holds for the groups of a query head, which end in E4M3's subnormal numbers.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+SPREAD_MAX = tl.constexpr(11)
+RECORD_BYTES = tl.constexpr(68)
+CODE_BYTES = tl.constexpr(64)
+
+TO_FP8_ASM = tl.constexpr("""
+{
+.reg .b32 select, low, high, minus;
+and.b32 select, $2, 0x77777777;
+prmt.b32 low, $3, $7, select;
+shr.u32 select, select, 16;
+prmt.b32 high, $3, $7, select;
+prmt.b32 minus, $11, $11, $2;
+shl.b32 minus, minus, 1;
+lop3.b32 low, minus, $11, low, 0xEA;
+shr.u32 select, $2, 16;
+prmt.b32 minus, $11, $11, select;
+shl.b32 minus, minus, 1;
+lop3.b32 high, minus, $11, high, 0xEA;
+prmt.b32 $0, low, high, 0x6420;
+prmt.b32 $1, low, high, 0x7531;
+}
+""")
+"""$2: four bytes of two E2M1 codes; $3, $7: E4M3 bytes of magnitudes 0 … 3 and 4 … 7; $11: 0x80 in every byte. The sign bit
+of a selector repeats the sign of what it selects: 0xFF out of 0x80. -> $0: even channels, $1: odd channels."""
+
+
+@triton.jit
+def _key_places(table, tile_start, visible, ENTRIES: tl.constexpr, KEYS: tl.constexpr):
+    entry = tile_start + tl.arange(0, KEYS)
+    blocks = tl.load(table + entry // ENTRIES, mask=entry < visible, other=0)
+    return entry, blocks.to(tl.int64) * ENTRIES + entry % ENTRIES
+
+
+@triton.jit
+def _fp8_keys(codes, shifts, KEYS: tl.constexpr, FAST: tl.constexpr):
+    """codes int8 [KEYS, 64], shifts int32 [KEYS, 4] -> even, odd channels E4M3, times 2^(6 - shift), 0 beyond SPREAD_MAX."""
+    near = shifts <= SPREAD_MAX
+    steps = 6 - shifts
+    if FAST:
+        small = tl.where(near, 0x3C383000 + steps * 0x08080800, 0)
+        large = tl.where(near, 0x4C484440 + steps * 0x08080808, 0)
+        small = tl.broadcast_to(small[:, :, None], (KEYS, 4, 16)).reshape(KEYS, CODE_BYTES)
+        large = tl.broadcast_to(large[:, :, None], (KEYS, 4, 16)).reshape(KEYS, CODE_BYTES)
+        minus = tl.full((KEYS, CODE_BYTES), -2139062144, tl.int32)
+        even, odd = tl.inline_asm_elementwise(
+            TO_FP8_ASM, "=r,=r,r,r,r,r,r,r,r,r,r,r,r,r,r", [codes, small, large, minus], dtype=(tl.int8, tl.int8),
+            is_pure=True, pack=4)
+        return even.to(tl.float8e4nv, bitcast=True), odd.to(tl.float8e4nv, bitcast=True)
+    else:
+        scale = tl.where(near, tl.exp2(steps.to(tl.float32)), 0.0)
+        scale = tl.broadcast_to(scale[:, :, None], (KEYS, 4, 16)).reshape(KEYS, CODE_BYTES)
+        return _e2m1_values(codes) * scale, _e2m1_values(codes >> 4) * scale
+
+
+@triton.jit
+def _e2m1_values(codes):
+    """Low nibbles of int8 -> float32."""
+    bits = codes.to(tl.int32)
+    magnitude = (((bits & 7) << 22).to(tl.float32, bitcast=True)) * 2.0**63 * 2.0**63
+    return tl.where((bits & 8) != 0, -magnitude, magnitude)
+
+
+@triton.jit
+def _query_tile(queries, weights, row_start, row_count, ROWS: tl.constexpr, HEADS: tl.constexpr, FAST: tl.constexpr):
+    """Heads of rows -> even, odd channels [ROWS · HEADS, 64] and the heads' weights. As FP8 a head is scaled by a power of
+    two to at most 256, which its weight makes good."""
+    head = tl.arange(0, ROWS * HEADS)
+    there = head < row_count * HEADS
+    at = (row_start.to(tl.int64) * HEADS + head)[:, None] * 128 + 2 * tl.arange(0, 64)[None, :]
+    even = tl.load(queries + at, mask=there[:, None], other=0.0).to(tl.float32)
+    odd = tl.load(queries + at + 1, mask=there[:, None], other=0.0).to(tl.float32)
+    weight = tl.load(weights + row_start * HEADS + head, mask=there, other=0.0)
+    highest = tl.maximum(tl.max(tl.abs(even), 1), tl.max(tl.abs(odd), 1))
+    exponent = (tl.maximum(highest, 1e-30).to(tl.int32, bitcast=True) >> 23) - 127
+    scale = ((134 - exponent) << 23).to(tl.float32, bitcast=True)
+    weight = weight * ((120 + exponent) << 23).to(tl.float32, bitcast=True)
+    even = even * scale[:, None]
+    odd = odd * scale[:, None]
+    if FAST:
+        return even.to(tl.float8e4nv), odd.to(tl.float8e4nv), weight
+    else:
+        return even, odd, weight
+
+
+@triton.jit
+def _weighted_sums(products, weights, ROWS: tl.constexpr, HEADS: tl.constexpr, KEYS: tl.constexpr):
+    """products [KEYS, ROWS · HEADS] -> Σ over heads of weight · max(0, product) [KEYS, ROWS]."""
+    terms = tl.maximum(products, 0.0) * weights[None, :]
+    return tl.sum(terms.reshape(KEYS, ROWS, HEADS), 2)
+
+
+@triton.jit
+def _score_rows(
+    keys_even, keys_odd, query_even, query_odd, weight, key_scale, scores, stride, entry, row_start, row_count, visible,
+    ROWS: tl.constexpr, HEADS: tl.constexpr, KEYS: tl.constexpr,
+):
+    products = tl.dot(keys_even, tl.trans(query_even))
+    products = tl.dot(keys_odd, tl.trans(query_odd), products)
+    sums = _weighted_sums(products, weight, ROWS, HEADS, KEYS) * key_scale[:, None]
+    row = tl.arange(0, ROWS)
+    seen = tl.load(visible + row_start + row, mask=row < row_count, other=0)
+    sums = tl.where(entry[:, None] < seen[None, :], sums, float("-inf"))
+    target = (row_start + row).to(tl.int64)[None, :] * stride + entry[:, None]
+    tl.store(scores + target, sums, mask=(row < row_count)[None, :] & (entry < stride)[:, None])
+
+
+@triton.jit
+def index_scores_kernel(
+    queries, weights, keys, tables, table_stride, visible, group_starts, group_counts, group_sequences, scores, stride,
+    ENTRIES: tl.constexpr, HEADS: tl.constexpr, ROWS_A: tl.constexpr, ROWS_B: tl.constexpr, KEYS: tl.constexpr,
+    FAST: tl.constexpr,
+):
+    """Program (group, part): scores of a group of ROWS_A + ROWS_B rows of one sequence, every PARTS-th tile of keys."""
+    group = tl.program_id(0)
+    start = tl.load(group_starts + group)
+    count = tl.load(group_counts + group)
+    table = tables + tl.load(group_sequences + group).to(tl.int64) * table_stride
+    even_a, odd_a, weight_a = _query_tile(queries, weights, start, tl.minimum(count, ROWS_A), ROWS_A, HEADS, FAST)
+    if ROWS_B > 0:
+        even_b, odd_b, weight_b = _query_tile(queries, weights, start + ROWS_A, count - ROWS_A, ROWS_B, HEADS, FAST)
+    newest = tl.load(visible + start + count - 1)
+    tile = tl.program_id(1)
+    for tile_start in range(tile * KEYS, newest, tl.num_programs(1) * KEYS):
+        entry, place = _key_places(table, tile_start, newest, ENTRIES, KEYS)
+        there = entry < newest
+        record = keys + place[:, None] * RECORD_BYTES
+        codes = tl.load(
+            record.to(tl.pointer_type(tl.int8)) + tl.multiple_of(tl.arange(0, CODE_BYTES), 4)[None, :],
+            mask=there[:, None], other=0)
+        scale = tl.load(record + CODE_BYTES + tl.arange(0, 4)[None, :], mask=there[:, None], other=0).to(tl.int32)
+        largest = tl.max(scale, 1)
+        even, odd = _fp8_keys(codes, largest[:, None] - scale, KEYS, FAST)
+        key_scale = tl.maximum(largest - 6, 1) << 23
+        key_scale = key_scale.to(tl.float32, bitcast=True)
+        _score_rows(even, odd, even_a, odd_a, weight_a, key_scale, scores, stride, entry, start,
+                    tl.minimum(count, ROWS_A), visible, ROWS_A, HEADS, KEYS)
+        if ROWS_B > 0:
+            _score_rows(even, odd, even_b, odd_b, weight_b, key_scale, scores, stride, entry, start + ROWS_A,
+                        count - ROWS_A, visible, ROWS_B, HEADS, KEYS)
+
+
+def packed_index_scores(
+    queries: Tensor, weights: Tensor, keys: Tensor, tables: Tensor, visible: Tensor, groups: Tensor, *,
+    entries_per_block: int, group_rows: int, entries_max: int, tile: int = 128, num_warps: int = 4, programs: int = 0,
+) -> Tensor:
+    """As `whalepod.kernels.packed_index_scores`, for bfloat16 queries on a GPU, or anything in Triton's interpreter."""
+    rows, heads, _ = queries.shape
+    scores = torch.empty(rows, entries_max, dtype=torch.float32, device=queries.device)
+    if rows == 0 or entries_max == 0:
+        return scores
+    rows_a = 1 << (group_rows.bit_length() - 1)
+    rows_b = triton.next_power_of_2(group_rows - rows_a) if group_rows > rows_a else 0
+    count = groups.shape[1]
+    parts = min(triton.cdiv(entries_max, tile), max(1, triton.cdiv(programs or 132 * 6, count)))
+    index_scores_kernel[(count, parts)](
+        queries.contiguous(), weights, keys, tables, tables.stride(0), visible, groups[0], groups[1], groups[2], scores,
+        scores.stride(0), ENTRIES=entries_per_block, HEADS=heads, ROWS_A=rows_a, ROWS_B=rows_b, KEYS=tile,
+        FAST=queries.is_cuda, num_warps=num_warps, num_stages=3,
+    )
+    return scores
