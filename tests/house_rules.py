@@ -6,6 +6,7 @@ A rule is a function from one parsed source file to what is wrong in it.
 from __future__ import annotations
 
 import ast
+import functools
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -24,7 +25,11 @@ BANNED_NAMES = frozenset({"util", "utils", "common", "helper", "helpers", "manag
 BANNED_CLASS = re.compile(r"(Manager|Helper|Helpers|Util|Utils)$")
 
 CLOCKS = frozenset(
-    {f"time.{name}{unit}" for name in ("time", "monotonic", "perf_counter", "process_time") for unit in ("", "_ns")}
+    {
+        f"time.{name}{unit}"
+        for name in ("time", "monotonic", "perf_counter", "process_time", "thread_time")
+        for unit in ("", "_ns")
+    }
     | {f"datetime.{name}" for name in ("datetime.now", "datetime.utcnow", "datetime.today", "date.today")}
 )
 BENCHMARK_CLOCKS = frozenset({"time.perf_counter", "time.perf_counter_ns"})
@@ -109,11 +114,17 @@ class Source:
                 yield from ((node.lineno, f"{base}.{alias.name}") for alias in node.names)
 
 
-def read_sources(root: Path = ROOT, folders: tuple[str, ...] = CODE_FOLDERS) -> list[Source]:
+@functools.cache
+def read_sources(folders: tuple[str, ...] = CODE_FOLDERS) -> tuple[Source, ...]:
+    """Every module of `folders`, read and parsed once a run."""
+    return tuple(source for folder in folders for source in _read_folder(folder))
+
+
+@functools.cache
+def _read_folder(folder: str) -> list[Source]:
     return [
-        Source(PurePosixPath(path.relative_to(root).as_posix()), path.read_text(encoding="utf-8"))
-        for folder in folders
-        for path in sorted((root / folder).rglob("*.py"))
+        Source(PurePosixPath(path.relative_to(ROOT).as_posix()), path.read_text(encoding="utf-8"))
+        for path in sorted((ROOT / folder).rglob("*.py"))
     ]
 
 

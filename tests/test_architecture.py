@@ -39,7 +39,7 @@ ALLOWED = allowed_imports((ROOT / "docs/architecture.md").read_text(encoding="ut
 
 
 @pytest.fixture(scope="module")
-def sources() -> list[Source]:
+def sources() -> tuple[Source, ...]:
     found = read_sources()
     assert len(found) > 20, "the rules must have read the code"
     return found
@@ -54,11 +54,11 @@ def assert_nothing(broken: Iterator[str]) -> None:
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.__name__)
-def test_every_module_keeps_the_rule(rule: Callable[[Source], Iterator[str]], sources: list[Source]) -> None:
+def test_every_module_keeps_the_rule(rule: Callable[[Source], Iterator[str]], sources: tuple[Source, ...]) -> None:
     assert_nothing(line for source in sources for line in rule(source))
 
 
-def test_imports_point_down_as_the_architecture_page_says(sources: list[Source]) -> None:
+def test_imports_point_down_as_the_architecture_page_says(sources: tuple[Source, ...]) -> None:
     assert_nothing(line for source in sources for line in wrong_imports(source, ALLOWED))
 
 

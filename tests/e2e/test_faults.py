@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import threading
 from collections.abc import Iterator
 
@@ -13,6 +12,7 @@ import pytest
 
 from tests.e2e.served_cluster import ServedCluster
 from whalepod.core.clock import Deadline
+from whalepod.core.ids import mint_request_id
 
 pytestmark = pytest.mark.slow
 
@@ -61,7 +61,7 @@ def pieces(response: httpx.Response) -> Iterator[str]:
 
 
 def test_redis_killed_in_mid_stream_costs_hits_and_no_token_and_comes_back(cluster: ServedCluster) -> None:
-    salt = os.urandom(8).hex()
+    salt = mint_request_id().hex()
     fields = {"max_tokens": 40, "ignore_eos": True, "cache_salt": salt}
     truth = text_of(ask(cluster, LONG_PROMPT, **fields))
     body = {"prompt": LONG_PROMPT, "temperature": 0, "fidelity": "exact", "stream": True, **fields}
@@ -83,11 +83,13 @@ def test_redis_killed_in_mid_stream_costs_hits_and_no_token_and_comes_back(clust
 @pytest.mark.parametrize("pool", ["prefill", "decode"])
 def test_a_rank_killed_before_it_answers_is_made_up_for_or_told(cluster: ServedCluster, pool: str) -> None:
     wait_until_whole(cluster)
-    truth = text_of(ask(cluster, LONG_PROMPT, cache_salt=os.urandom(8).hex()))
+    truth = text_of(ask(cluster, LONG_PROMPT, cache_salt=mint_request_id().hex()))
     port = {"prefill": cluster.config.prefill.port, "decode": cluster.config.decode.port}[pool]
     pid = cluster.pid_on_port(port)
     answers: list[httpx.Response] = []
-    asking = threading.Thread(target=lambda: answers.append(ask(cluster, LONG_PROMPT, cache_salt=os.urandom(8).hex())))
+    asking = threading.Thread(
+        target=lambda: answers.append(ask(cluster, LONG_PROMPT, cache_salt=mint_request_id().hex()))
+    )
     asking.start()
     psutil.Process(pid).cpu_percent()
     deadline = Deadline.after(10)
@@ -100,4 +102,4 @@ def test_a_rank_killed_before_it_answers_is_made_up_for_or_told(cluster: ServedC
     if answers[0].status_code == 200:
         assert text_of(answers[0]) == truth
     wait_until_whole(cluster, without_pid=pid)
-    assert text_of(ask(cluster, LONG_PROMPT, cache_salt=os.urandom(8).hex())) == truth
+    assert text_of(ask(cluster, LONG_PROMPT, cache_salt=mint_request_id().hex())) == truth

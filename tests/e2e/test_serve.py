@@ -13,6 +13,7 @@ import psutil
 import pytest
 
 from tests.e2e.served_cluster import ServedCluster, start_serving
+from whalepod.core.ids import mint_request_id
 
 PROMPT = "It was a bright cold day, and the clocks were striking. " * 12
 
@@ -35,7 +36,7 @@ def test_the_curl_line_works_as_printed_and_streams(cluster: ServedCluster) -> N
 
 
 def test_the_same_prompt_twice_is_a_hit_up_to_the_kept_rows_and_the_same_answer(cluster: ServedCluster) -> None:
-    salt = os.urandom(8).hex()
+    salt = mint_request_id().hex()
     first = completion(cluster, cache_salt=salt, fidelity="exact")
     second = completion(cluster, cache_salt=salt, fidelity="exact")
     usage = first["usage"], second["usage"]
