@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import struct
+import sys
 from array import array
 from collections.abc import Sequence
 from hashlib import sha256
@@ -70,15 +70,21 @@ def noise_key_of_request(request_id: RequestId) -> int:
 
 
 def pack_ids(ids: Sequence[int]) -> bytes:
-    """Little-endian uint32."""
-    return struct.pack(f"<{len(ids)}I", *ids)
+    """Little-endian uint32. An array of them, as the router holds prompts in, is copied as it is."""
+    packed = array("I", ids)
+    if sys.byteorder == "big":
+        packed.byteswap()
+    return packed.tobytes()
 
 
 def unpack_ids(data: bytes) -> Sequence[int]:
     """The inverse of `pack_ids`, as an array of 4-byte items. Raises InvalidFieldError on a ragged length."""
     if len(data) % 4:
         raise InvalidFieldError("prompt_ids", "packed token ids take 4 bytes each")
-    return array("I", data)
+    ids = array("I", data)
+    if sys.byteorder == "big":
+        ids.byteswap()
+    return ids
 
 
 def unpack_hashes(data: bytes) -> list[BlockHash]:

@@ -1,0 +1,182 @@
+"""A router as a process: real Redis, real signals, real ports."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+import sys
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from pydantic import SecretStr
+
+from tests.services.router.fake_ranks import SECRET, Behaviour, FakeDecode, FakePrefill, expected_ids
+from tests.services.router.router_under_test import FakeRank, router_config, until
+from whalepod.client import AsyncClient
+from whalepod.cluster.config import ClusterConfig
+from whalepod.cluster.embedded_redis import EmbeddedRedis, EmbeddedRedisSettings
+from whalepod.cluster.free_ports import with_free_ports
+from whalepod.cluster.registry import Registrar
+from whalepod.core.errors import ConfigError
+from whalepod.services.router.process import run_router
+
+PROMPT = [400 + index % 90 for index in range(40)]
+
+
+@pytest.fixture
+async def config(model_dir: Path) -> AsyncIterator[ClusterConfig]:
+    """Free ports, and a Redis on one of them."""
+    wanted = with_free_ports(router_config(model_dir, drain_seconds=10.0))
+    redis = EmbeddedRedis(EmbeddedRedisSettings(port=wanted.redis_port, memory_bytes=32 << 20))
+    await asyncio.to_thread(redis.start)
+    try:
+        yield wanted
+    finally:
+        await asyncio.to_thread(redis.stop)
+
+
+@asynccontextmanager
+async def registered(config: ClusterConfig, ranks: Sequence[FakeRank]) -> AsyncGenerator[None, None]:
+    """Fake ranks that join as real ones do."""
+    async with AsyncExitStack() as stack:
+        for rank in ranks:
+            await rank.server.start()
+            stack.push_async_callback(rank.server.kill)
+            registrar = Registrar(
+                redis_url=config.redis_url_or_embedded, secret=SECRET, describe=rank.server.info, heartbeat_s=0.2
+            )
+            await registrar.start()
+            stack.push_async_callback(registrar.stop)
+        yield
+
+
+@asynccontextmanager
+async def running(config: ClusterConfig) -> AsyncGenerator[httpx.AsyncClient, None]:
+    """`run_router` in this process, and a client of it."""
+    stop, ready = asyncio.Event(), asyncio.Event()
+    task = asyncio.create_task(run_router(config, stop=stop, on_ready=ready.set))
+    try:
+        await until(lambda: ready.is_set() or task.done(), timeout_s=20.0)
+        if task.done():
+            await task
+        async with http_client(config) as client:
+            yield client
+    finally:
+        stop.set()
+        await task
+
+
+def http_client(config: ClusterConfig) -> httpx.AsyncClient:
+    url = f"http://127.0.0.1:{config.router.http_port}"
+    return httpx.AsyncClient(base_url=url, timeout=20.0, trust_env=False, verify=False)
+
+
+async def until_ready(client: httpx.AsyncClient) -> None:
+    async with asyncio.timeout(20.0):
+        while True:
+            try:
+                if (await client.get("/readyz")).status_code == 200:
+                    return
+            except httpx.TransportError:
+                pass
+            await asyncio.sleep(0.02)
+
+
+def body(**fields: Any) -> dict[str, Any]:
+    return {"prompt": PROMPT, "max_tokens": 5, "return_token_ids": True, **fields}
+
+
+async def test_ranks_are_found_through_the_registry_and_served_over_both_fronts(config: ClusterConfig) -> None:
+    decode, prefill = FakeDecode(), FakePrefill()
+    async with registered(config, [decode, prefill]), running(config) as client:
+        await until_ready(client)
+        answer = (await client.post("/v1/completions", json=body())).json()
+        assert answer["choices"][0]["token_ids"] == expected_ids(PROMPT, 5)
+        async with AsyncClient(f"127.0.0.1:{config.router.grpc_port}") as grpc_client:
+            assert list((await grpc_client.generate(PROMPT, max_tokens=5)).token_ids) == expected_ids(PROMPT, 5)
+
+
+async def test_a_router_that_is_there_before_its_ranks_becomes_ready_with_them(config: ClusterConfig) -> None:
+    async with running(config) as client:
+        assert (await client.get("/readyz")).status_code == 503
+        async with registered(config, [FakeDecode(), FakePrefill()]):
+            await until_ready(client)
+
+
+async def test_c15_without_a_registry_the_ranks_it_knows_go_on_serving(config: ClusterConfig, model_dir: Path) -> None:
+    config = with_free_ports(router_config(model_dir))
+    redis = EmbeddedRedis(EmbeddedRedisSettings(port=config.redis_port, memory_bytes=32 << 20))
+    await asyncio.to_thread(redis.start)
+    async with registered(config, [FakeDecode(), FakePrefill()]), running(config) as client:
+        await until_ready(client)
+        await asyncio.to_thread(redis.stop)
+        async with asyncio.timeout(10.0):
+            while (await client.get("/readyz")).json()["registry"] != "unreachable":
+                await asyncio.sleep(0.05)
+        answer = (await client.post("/v1/completions", json=body())).json()
+        assert answer["choices"][0]["token_ids"] == expected_ids(PROMPT, 5)
+        assert (await client.get("/readyz")).status_code == 200
+
+
+@pytest.mark.parametrize("port", ["http_port", "grpc_port"])
+async def test_a14_a_port_in_use_is_refused_by_name(config: ClusterConfig, port: str) -> None:
+    taken = await asyncio.start_server(lambda _r, _w: None, "127.0.0.1", getattr(config.router, port))
+    async with taken:
+        with pytest.raises(ConfigError, match=port):
+            await run_router(config, stop=asyncio.Event())
+
+
+async def test_a_cluster_secret_that_differs_keeps_strangers_out(config: ClusterConfig) -> None:
+    other = config.model_copy(update={"secret": SecretStr("another secret of 16+ bytes")})
+    async with registered(config, [FakeDecode(), FakePrefill()]), running(other) as client:
+        await asyncio.sleep(0.7)  # longer than a poll of the registry
+        report = (await client.get("/readyz")).json()
+        assert report["pools"]["decode"]["ranks"] == 0
+
+
+async def test_f3_sigterm_lets_streams_finish_refuses_newcomers_and_exits_with_0(
+    config: ClusterConfig, tmp_path: Path
+) -> None:
+    decode, prefill = FakeDecode(behaviour=Behaviour(step=asyncio.Event())), FakePrefill()
+    file = tmp_path / "cluster.json"
+    file.write_text(json.dumps(config.model_dump(mode="json", exclude_none=True) | {"secret": SECRET.key.decode()}))
+    async with registered(config, [decode, prefill]), http_client(config) as client:
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "whalepod", "router", "--config", str(file), stderr=asyncio.subprocess.PIPE
+        )
+        try:
+            await until_ready(client)
+            reading = asyncio.create_task(_read_stream(client))
+            await until(lambda: decode.live)
+            process.send_signal(signal.SIGTERM)
+            async with asyncio.timeout(5.0):
+                while (await client.get("/readyz")).status_code != 503:
+                    await asyncio.sleep(0.01)
+            refused = await client.post("/v1/completions", json=body())
+            assert (refused.status_code, refused.headers["retry-after"]) == (503, "1")
+            assert (await client.get("/livez")).status_code == 200
+            assert decode.behaviour.step is not None
+            decode.behaviour.step.set()
+            events = await reading
+            assert events[-1] == "[DONE]"
+            tokens = [token for event in events[:-1] for token in json.loads(event)["choices"][0]["token_ids"]]
+            assert tokens == expected_ids(PROMPT, 5)
+            async with asyncio.timeout(10.0):
+                assert await process.wait() == 0
+        finally:
+            if process.returncode is None:
+                process.kill()
+            assert process.stderr is not None
+            log = (await process.stderr.read()).decode()
+            await process.wait()
+        assert "Traceback" not in log, log
+
+
+async def _read_stream(client: httpx.AsyncClient) -> list[str]:
+    async with client.stream("POST", "/v1/completions", json=body(stream=True)) as response:
+        return [line.removeprefix("data: ") async for line in response.aiter_lines() if line]
