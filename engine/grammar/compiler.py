@@ -52,7 +52,7 @@ class GrammarCompiler(Generic[T]):
         self._pending_max = pending_max
         self._cache_bytes_max = cache_bytes_max
         self._trials = [TrialProcess(setup) for _ in range(workers)]
-        self._idle: queue.SimpleQueue[TrialProcess] = queue.SimpleQueue()
+        self._idle: queue.LifoQueue[TrialProcess] = queue.LifoQueue()  # the last one used has started
         for trial in self._trials:
             self._idle.put(trial)
         self._workers = ThreadPoolExecutor(workers, thread_name_prefix="grammar")

@@ -17,15 +17,15 @@ from .errors import DeadEndError, GrammarError
 from .masks import MaskWords
 from .vocabulary import Vocabulary
 
-STEP_S_MAX = 0.25
-"""Of one core, for one token of one request. Usual are 20–500 µs."""
-
+TOKEN_CPU_S = 0.01
+"""What following a grammar may cost for each token, on the average. Usual are 20–500 µs."""
+CREDIT_CPU_S_MAX = 0.25
+"""What it may have saved up for its worst ones."""
 REASON_CHARS_MAX = 400
 
-# In llguidance's units. Against its own: fewer items in a row and states, because an ambiguous grammar slows down with
-# their square, and a state takes 1–2 kB.
+# In llguidance's units. Against its own: fewer states, because one takes 1–2 kB, and smaller grammars.
 _LIMITS = LLParserLimits(
-    max_items_in_row=1_000,
+    max_items_in_row=2_000,
     step_max_items=50_000,
     max_lexer_states=100_000,
     max_grammar_size=200_000,
@@ -58,6 +58,7 @@ class Matcher:
     _inner: LLMatcher
     _vocabulary: Vocabulary
     _ended: bool = False
+    _credit_s: float = CREDIT_CPU_S_MAX
 
     @property
     def ended(self) -> bool:
@@ -93,6 +94,7 @@ class Matcher:
             return self._ended
         if not self._adds_text(token_id):
             return False
+        self._credit_s = min(CREDIT_CPU_S_MAX, self._credit_s + TOKEN_CPU_S)
         started_s = thread_cpu_s()
         accepted = self._inner.try_consume_tokens([token_id]) == 1
         self._check(started_s)
@@ -114,7 +116,7 @@ class Matcher:
 
     def fork(self) -> Matcher:
         """Another one at the same place."""
-        return Matcher(self._inner.deep_copy(), self._vocabulary, self._ended)
+        return Matcher(self._inner.deep_copy(), self._vocabulary, self._ended, self._credit_s)
 
     def _adds_text(self, token_id: int) -> bool:
         within = 0 <= token_id < self._vocabulary.size
@@ -123,7 +125,8 @@ class Matcher:
     def _check(self, started_s: float) -> None:
         if self._inner.is_error():
             raise _error_of(self._inner)
-        if thread_cpu_s() - started_s > STEP_S_MAX:
+        self._credit_s -= thread_cpu_s() - started_s
+        if self._credit_s < 0:
             raise GrammarError("following this grammar takes too long")
 
 

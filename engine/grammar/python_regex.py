@@ -35,6 +35,8 @@ ACCEPTED_BY_ANY: Mapping[str, str] = {
     "S": f"[^{_ASCII_SPACES}]",
 }
 
+_SPECIAL = frozenset(r"\.+*?()|[]{}^$#&-~/")
+
 _REPEAT = re.compile(r"[*+?]|\{(?P<low>[0-9]*)(?P<range>,(?P<high>[0-9]*))?\}")
 _GROUP = re.compile(r"\((\?(?::|P?<[A-Za-z_][A-Za-z0-9_]*>|[a-zA-Z-]+:|(?P<flags>[a-zA-Z-]+)\)))?")
 _REFUSED_GROUPS: Mapping[str, str] = {
@@ -242,7 +244,7 @@ def literal(character: str) -> str:
     """One character that stands for itself, anywhere in an expression."""
     if character.isascii() and not character.isprintable():
         return f"\\x{ord(character):02x}"
-    return f"\\{character}" if character.isascii() and not character.isalnum() and character not in " _" else character
+    return f"\\{character}" if character in _SPECIAL else character
 
 
 def _code_point(text: str) -> str:

@@ -8,6 +8,7 @@ import select
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import IO
@@ -34,10 +35,12 @@ class TrialSetup:
 
 
 class TrialProcess:
-    """One child, started when it is first needed. Used by one thread at a time."""
+    """One child, started when it is first needed. One thread at a time asks; `close` may come from another."""
 
     def __init__(self, setup: TrialSetup) -> None:
         self._setup = setup
+        self._asking = threading.Lock()
+        self._closed = False
         self._child: subprocess.Popen[bytes] | None = None
         self._unread = b""
 
@@ -47,30 +50,39 @@ class TrialProcess:
         Raises GrammarError on a spec that does not compile or has cost the child its life, InternalError if no child
         can be started.
         """
-        self._start_or_raise()
-        answer = self._ask({"kind": spec.kind.value, "source": spec.source})
-        if answer is None:
-            raise GrammarError(self._bury())
+        with self._asking:
+            self._start_or_raise()
+            answer = self._ask({"kind": spec.kind.value, "source": spec.source})
+            if answer is None:
+                reason = self._bury()
+                raise InternalError("the rank is stopping") if self._closed else GrammarError(reason)
         if "error" in answer:
             raise GrammarError(answer["error"])
         return answer["lowered"]
 
     def close(self) -> None:
-        """End the child, whatever it does. Idempotent."""
-        if self._child is not None:
-            self._child.kill()
-            self._bury()
+        """End the child, whatever it does; who asks for another is refused. Idempotent."""
+        self._closed = True
+        child = self._child
+        if child is not None:
+            child.kill()
+        with self._asking:
+            if self._child is not None:
+                self._bury()
 
     def _start_or_raise(self) -> None:
         if self._child is not None and self._child.poll() is None:
             return
-        self.close()
+        if self._child is not None:
+            self._bury()
         try:
             self._child = subprocess.Popen(
                 _COMMAND, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
             )
         except OSError as error:
             raise InternalError(f"no process can be started to try a grammar: {error.strerror}") from error
+        if self._closed:  # looked at after the child is there for `close` to see
+            self._child.kill()
         self._unread = b""
         setup = self._setup
         ready = self._ask(
@@ -82,7 +94,7 @@ class TrialProcess:
             }
         )
         if ready is None:
-            self.close()
+            self._bury()
             raise InternalError("the process that tries grammars does not start")
 
     def _ask(self, message: Mapping[str, str | float]) -> dict[str, str] | None:

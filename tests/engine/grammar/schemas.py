@@ -5,7 +5,9 @@ Strings and arrays are bounded, so that a model that says anything at random com
 
 from __future__ import annotations
 
+import json
 import random
+from collections.abc import Callable
 from typing import Any
 
 Schema = dict[str, Any]
@@ -16,7 +18,11 @@ _SEED = 20261129
 
 def schemas() -> list[Schema]:
     drawn = random.Random(_SEED)
-    return [*WRITTEN, *(_draw(drawn, depth=0) for _ in range(SCHEMAS_TOTAL - len(WRITTEN)))]
+    found = {json.dumps(schema): schema for schema in WRITTEN}
+    while len(found) < SCHEMAS_TOTAL:
+        schema = _draw(drawn, depth=0)
+        found.setdefault(json.dumps(schema), schema)
+    return list(found.values())
 
 
 def obj(properties: Schema, *, required: list[str] | None = None, **more: Any) -> Schema:
@@ -78,7 +84,7 @@ _STRINGS: list[Schema] = [
 _ENUMS: list[Schema] = [
     {"enum": ["red", "green", "blue"]},
     {"enum": [1, 2.5, -3, True, False, None, "one", [1, 2], {"k": "v"}]},
-    {"enum": ["", " ", "\n", '"', "\\", "/", "\u2028", "\u0001"]},
+    {"enum": ["", " ", "\n", '"', "\\", "/", "\u2028", "\t\r\b\f"]},
     {"enum": ["日本語", "한국어", "العربية", "😀", "e\u0301", "ﬀ"]},
     {"enum": ["a", "ab", "abc", "abcd"]},
     {"const": "exactly this"},
@@ -96,7 +102,13 @@ _OBJECTS: list[Schema] = [
     obj({"имя": text(6), "年齢": INTEGER, "🎈": BOOLEAN}),
     obj({'quo"te': DIGIT, "back\\slash": DIGIT, "new\nline": DIGIT, "": DIGIT}),
     obj({"a": obj({"b": obj({"c": obj({"d": obj({"e": BOOLEAN})})})})}),
-    {"type": "object", "properties": {"id": DIGIT}, "required": ["id"], "additionalProperties": False, "maxProperties": 1},
+    {
+        "type": "object",
+        "properties": {"id": DIGIT},
+        "required": ["id"],
+        "additionalProperties": False,
+        "maxProperties": 1,
+    },
     {"type": "object", "patternProperties": {"^x[0-9]$": DIGIT}, "additionalProperties": False, "maxProperties": 2},
     {"type": "object", "additionalProperties": DIGIT, "maxProperties": 0},
     obj({"type": {"const": "circle"}, "radius": {"type": "number", "minimum": 0, "maximum": 10}}, title="Shape"),
@@ -125,7 +137,7 @@ _COMBINED: list[Schema] = [
     {"type": ["boolean", "null"]},
     {"type": ["object", "array"], "properties": {}, "additionalProperties": False, "maxItems": 0},
     {"$ref": "#/$defs/digit", "$defs": {"digit": DIGIT}},
-    obj({"a": {"$ref": "#/$defs/s"}, "b": {"$ref": "#/$defs/s"}}, **{"$defs": {"s": text(3)}}),
+    {**obj({"a": {"$ref": "#/$defs/s"}, "b": {"$ref": "#/$defs/s"}}), "$defs": {"s": text(3)}},
     {"definitions": {"n": DIGIT}, **several({"$ref": "#/definitions/n"}, 3)},
 ]
 
@@ -222,12 +234,9 @@ _PATTERNS = ["^[ab]{1,4}$", "^[0-9]{2}:[0-9]{2}$", "^(x|yy|zzz)$", "^[^a-zA-Z0-9
 
 
 def _draw(drawn: random.Random, *, depth: int) -> Schema:
-    leaves = [_integer, _number, _string, _enum, lambda _: BOOLEAN, lambda _: NULL, _pattern]
     if depth >= 3 or (depth and drawn.random() < 0.4):
-        return drawn.choice(leaves)(drawn)
-    inner = [_object, _object, _array, _any_of, _nullable, *leaves[:2]]
-    shape = drawn.choice(inner)
-    return shape(drawn, depth) if shape in (_object, _array, _any_of, _nullable) else shape(drawn)  # pyright: ignore
+        return drawn.choice(_LEAVES)(drawn)
+    return drawn.choice([_object, _object, _array, _any_of, _nullable])(drawn, depth)
 
 
 def _integer(drawn: random.Random) -> Schema:
@@ -252,6 +261,11 @@ def _pattern(drawn: random.Random) -> Schema:
 def _enum(drawn: random.Random) -> Schema:
     values = [*drawn.sample(_WORDS, drawn.randint(1, 5)), *drawn.sample([0, 1.5, None, -7], drawn.randint(0, 2))]
     return {"enum": values}
+
+
+_LEAVES: list[Callable[[random.Random], Schema]] = [
+    _integer, _number, _string, _pattern, _enum, lambda _: BOOLEAN, lambda _: NULL,
+]  # fmt: skip
 
 
 def _object(drawn: random.Random, depth: int) -> Schema:
