@@ -2,6 +2,8 @@
 
 x ─┬▶ RowWriter.write ──▶ window ring, global KV, index keys
    └▶ Attention ──▶ queries ──▶ window keys ∪ selected entries ──▶ output
+
+Draft blocks look the same way, at keys of their own (`draft.py`).
 """
 
 from __future__ import annotations
@@ -22,6 +24,7 @@ from .forward_pass import ForwardPass, Selection
 from .global_kv import GlobalKvWriter
 from .indexer import Indexer
 from .projection import Projection, Weights
+from .rotary import RotaryAngles
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +60,11 @@ class RowWriter:
             self.global_kv.write(x, run)
         pool = _swap_window(records, run.caches.windows[self.layer], run.window_plan(self.layer))
         return run.caches.formats.window.decode(pool, row.shape[1], row.dtype)
+
+
+def from_pool(pool: Tensor, index: Tensor) -> Selection:
+    """pool [rows, head_dim] whose first row is zero, index [queries, count] -> the rows; 0 is none."""
+    return Selection(pool[index], index > 0)
 
 
 def _swap_window(records: Tensor, ring: Tensor, plan: WindowPlan) -> Tensor:
@@ -104,17 +112,23 @@ class Attention:
             eps=config.rms_norm_eps,
         )
 
-    def __call__(self, x: Tensor, window_pool: Tensor, run: ForwardPass) -> Tensor:
+    def in_layer(self, x: Tensor, window_pool: Tensor, run: ForwardPass) -> Tensor:
         """x [rows, D] the normalised input, `window_pool` of `RowWriter.write` -> [rows, D]."""
-        angles = run.rotary(compressed=self.compressed)
         latent = rms_norm(self.query_down(x), self.query_norm, eps=self.eps)
-        queries = angles.rotate(self.query_up(latent).unflatten(1, (self.heads, -1)))
         if self.indexer is not None:
             run.selection = self.indexer.select(x, latent, run)
-        index = run.window_plan(self.layer).index
-        window = Selection(window_pool[index], index > 0)
-        looked = self._look(queries, window, run.selection if self.compressed else None)
-        return self._project(angles.rotate_back(looked))
+        window = from_pool(window_pool, run.window_plan(self.layer).index)
+        selection = run.selection if self.compressed else None
+        return self._attend(latent, run.rotary(compressed=self.compressed), window, selection)
+
+    def in_draft_block(self, x: Tensor, window: Selection, angles: RotaryAngles) -> Tensor:
+        """x [rows, D] the normalised input, `window` all that the rows see -> [rows, D]."""
+        latent = rms_norm(self.query_down(x), self.query_norm, eps=self.eps)
+        return self._attend(latent, angles, window, None)
+
+    def _attend(self, latent: Tensor, angles: RotaryAngles, window: Selection, selection: Selection | None) -> Tensor:
+        queries = angles.rotate(self.query_up(latent).unflatten(1, (self.heads, -1)))
+        return self._project(angles.rotate_back(self._look(queries, window, selection)))
 
     def _look(self, queries: Tensor, window: Selection, selection: Selection | None) -> Tensor:
         """A row's keys have fixed places, the window's by age, then the selection's, so that sums have one order."""

@@ -5,6 +5,7 @@
     conformity_units.py    operations without a checkpoint
     conformity_rows.py     prefill, decode, selection and tail sets: rows of a prompt through the network
     conformity_detail.py   every layer's intermediate values, and the caches
+    conformity_draft.py    the drafter's windows and rounds
     conformity_engram.py   token map, hash tables and table rows
 
 The directory's format is described in `tests/golden/README.md`.

@@ -10,6 +10,7 @@ from whalepod.core.errors import CheckpointError, ConfigError
 
 from .conformity import Comparison, SetResult, Status, Vectors, compare
 from .conformity_detail import check_detail
+from .conformity_draft import check_drafts
 from .conformity_engram import check_engram
 from .conformity_folder import Mode, VectorFolder, parse_file, vector_folders
 from .conformity_rows import (
@@ -33,9 +34,10 @@ CHECKS: Mapping[str, Check] = {
     "detail": check_detail,
     "selection": check_selection,
     "decode": check_decode,
+    "dspark": check_drafts,
 }
-NOT_IMPLEMENTED = ("dspark", "vision", "vl", "image_grid")
-"""Drafter and vision encoder."""
+NOT_IMPLEMENTED = ("vision", "vl", "image_grid")
+"""The vision encoder."""
 
 
 def run_directory(directory: Path, *, runners: Mapping[str, SetRunner]) -> Iterator[SetResult]:

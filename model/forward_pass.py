@@ -19,12 +19,12 @@ Recorder = Callable[[str, Tensor], None]
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """The entries of global KV that an index source chose, for the rows of this forward."""
+    """What each row attends to, of its window or of global KV; places count, for the order of sums."""
 
     keys: Tensor
-    """[rows, index_topk, head_dim]; zeros where a row has fewer."""
+    """[rows, count, head_dim]; zeros where a row has fewer."""
     valid: Tensor
-    """[rows, index_topk] bool"""
+    """[rows, count] bool"""
 
 
 @dataclass(slots=True)
@@ -48,10 +48,11 @@ class ForwardPass:
     """Layer -> what its n-gram table holds for the rows, [rows, columns · width]."""
     recorder: Recorder | None = None
     selection: Selection | None = None
+    """The entries that the latest index source chose."""
     candidates: Tensor | None = None
     """[rows, entries] bool: what index sources above the candidate source may choose from."""
     taps: list[Tensor] = field(default_factory=list)
-    """Mean streams [rows, D] at the input of each target layer so far."""
+    """Mean streams [rows, D] at the input of each target layer of the drafter so far."""
     angles: dict[bool, RotaryAngles] = field(default_factory=dict)
     decoded_index_keys: dict[int, list[Tensor]] = field(default_factory=dict)
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Self
+from typing import Protocol, Self
 
 from torch import Tensor
 
@@ -53,27 +54,65 @@ class Mixer:
         )
 
 
+class ResidualState(Protocol):
+    """The streams that a layer or a draft block works on."""
+
+    streams: Tensor
+    pre: Tensor
+    text: Tensor | None
+
+    def record(self, name: str, value: Tensor) -> None: ...
+
+
 @dataclass(frozen=True, slots=True)
 class LayerTail:
     """What a layer computes after its rows are in the caches. The last KV source runs it on kept rows only."""
 
+    name: str
     attention: Attention
     attention_mixer: Mixer
     feed_forward: FeedForward
     feed_forward_norm: Tensor
     feed_forward_mixer: Mixer
+    eps: float
 
     @classmethod
-    def from_weights(cls, weights: Weights, config: ModelConfig, layer: int) -> Self:
+    def from_weights(
+        cls, weights: Weights, config: ModelConfig, layer: int, *, name: str, experts: int, chosen: int
+    ) -> Self:
+        """`weights` below `layers.{layer}.` or a draft block's. `name` is what recorders see."""
         return cls(
+            name=name,
             attention=Attention.from_weights(weights.below("attn."), config, layer),
             attention_mixer=Mixer.from_weights(weights, config, "attn"),
-            feed_forward=FeedForward.from_weights(
-                weights.below("ffn."), config, experts=config.n_routed_experts, chosen=config.num_experts_per_tok
-            ),
+            feed_forward=FeedForward.from_weights(weights.below("ffn."), config, experts=experts, chosen=chosen),
             feed_forward_norm=weights["ffn_norm.weight"],
             feed_forward_mixer=Mixer.from_weights(weights, config, "ffn"),
+            eps=config.rms_norm_eps,
         )
+
+    def __call__(self, state: ResidualState, attend: Callable[[], Tensor]) -> None:
+        """`attend` gives the attention's output [rows, D] for the collapsed, normalised streams."""
+        mixes = self.attention_mixer(state.streams)
+        y = attend()
+        state.record(f"{self.name}.attn_out", y)
+        self._mix(state, y, mixes, "attn")
+        x = rms_norm(collapse(state.streams, state.pre), self.feed_forward_norm, eps=self.eps)
+        mixes = self.feed_forward_mixer(state.streams)
+        y, ids, weights = self.feed_forward(x, state.text)
+        state.record(f"{self.name}.expert_ids", ids)
+        state.record(f"{self.name}.expert_weights", weights)
+        state.record(f"{self.name}.ffn_out", y)
+        self._mix(state, y, mixes, "ffn")
+        state.record(f"{self.name}.out", state.streams)
+        state.record(f"{self.name}.pre_mix_next", state.pre)
+
+    def _mix(self, state: ResidualState, y: Tensor, mixes: Mixes, sublayer: str) -> None:
+        """A sublayer's own post and comb take in its output; its pre is for the next sublayer."""
+        for part, value in mixes._asdict().items():
+            state.record(f"{self.name}.hc_{sublayer}_{part}", value)
+        state.streams = expand(y, state.streams, mixes)
+        state.pre = mixes.pre
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,16 +128,20 @@ class Layer:
     @classmethod
     def from_weights(cls, weights: Weights, config: ModelConfig, layer: int, *, producers_only: bool) -> Self:
         """`weights` below `layers.{layer}.`."""
-        engram = None
+        engram = tail = None
         if layer in config.engram_layer_ids:
             gate_weight = weights["engram.q_weight"] * weights["engram.k_weight"]
             engram = Engram(weights.projection("engram.wkv"), gate_weight, config.rms_norm_eps)
+        if not producers_only:
+            experts, chosen = config.n_routed_experts, config.num_experts_per_tok
+            name = f"layer{layer}"
+            tail = LayerTail.from_weights(weights, config, layer, name=name, experts=experts, chosen=chosen)
         return cls(
             number=layer,
             engram=engram,
             attention_norm=weights["attn_norm.weight"],
             writer=RowWriter.from_weights(weights.below("attn."), config, layer),
-            tail=None if producers_only else LayerTail.from_weights(weights, config, layer),
+            tail=tail,
             eps=config.rms_norm_eps,
         )
 
@@ -111,36 +154,12 @@ class Layer:
             run.taps.append(narrow(widen(run.streams).mean(dim=1), run.streams.dtype))
         x = rms_norm(collapse(run.streams, run.pre), self.attention_norm, eps=self.eps)
         window_pool = self.writer.write(x, run)
-        if self.tail is None:
+        tail = self.tail
+        if tail is None:
             return
         if self.number == run.config.last_kv_source:
             x = run.keep(x)
             if run.rows.count == 0:
                 return
         run.record(f"{name}.attn_in", x)
-        self._attend(self.tail, x, window_pool, run)
-        self._feed_forward(self.tail, run)
-        run.record(f"{name}.out", run.streams)
-        run.record(f"{name}.pre_mix_next", run.pre)
-
-    def _attend(self, tail: LayerTail, x: Tensor, window_pool: Tensor, run: ForwardPass) -> None:
-        mixes = tail.attention_mixer(run.streams)
-        y = tail.attention(x, window_pool, run)
-        run.record(f"layer{self.number}.attn_out", y)
-        self._mix(y, mixes, run, "attn")
-
-    def _feed_forward(self, tail: LayerTail, run: ForwardPass) -> None:
-        x = rms_norm(collapse(run.streams, run.pre), tail.feed_forward_norm, eps=self.eps)
-        mixes = tail.feed_forward_mixer(run.streams)
-        y, ids, weights = tail.feed_forward(x, run.text)
-        run.record(f"layer{self.number}.expert_ids", ids)
-        run.record(f"layer{self.number}.expert_weights", weights)
-        run.record(f"layer{self.number}.ffn_out", y)
-        self._mix(y, mixes, run, "ffn")
-
-    def _mix(self, y: Tensor, mixes: Mixes, run: ForwardPass, sublayer: str) -> None:
-        """A sublayer's own post and comb take in its output; its pre is for the next sublayer."""
-        for part, value in mixes._asdict().items():
-            run.record(f"layer{self.number}.hc_{sublayer}_{part}", value)
-        run.streams = expand(y, run.streams, mixes)
-        run.pre = mixes.pre
+        tail(run, lambda: tail.attention.in_layer(x, window_pool, run))

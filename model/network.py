@@ -23,6 +23,7 @@ from .batch_plan import BatchPlan
 from .caches import Caches
 from .checkpoint import EngramTable, load_engram_tables, load_tensors
 from .config import ModelConfig
+from .draft import Drafter
 from .engram import compress, hash_rows, look_back
 from .engram_token_map import engram_token_map
 from .forward_pass import ForwardPass, Recorder
@@ -62,6 +63,12 @@ class Network:
         full = role is ModelRole.FULL
         self.norm = weights["norm.weight"] if full else None
         self.head = weights["head.weight"] if full else None
+        dtype = wide_dtype(self.embed.dtype)
+        plain = next((layer for layer, ratio in enumerate(config.compress_ratios) if ratio == 0), None)
+        self._frequencies = {
+            True: rotary_frequencies(config.rope(config.last_kv_source), dtype),
+            False: rotary_frequencies(config.rope(config.last_kv_source if plain is None else plain), dtype),
+        }
         count = config.num_hidden_layers if full else config.last_kv_source + 1
         self.layers = [
             Layer.from_weights(
@@ -73,14 +80,10 @@ class Network:
             for layer in range(count)
         ]
         assert not config.engram_layer_ids or token_map is not None, "n-gram layers need a token map"
+        drafts = full and config.num_nextn_predict_layers > 0
+        self.drafter = Drafter.from_weights(weights, config, self._frequencies[False]) if drafts else None
         self._engram_tables = engram_tables
         self._token_map = token_map
-        dtype = wide_dtype(self.embed.dtype)
-        plain = next((layer for layer, ratio in enumerate(config.compress_ratios) if ratio == 0), None)
-        self._frequencies = {
-            True: rotary_frequencies(config.rope(config.last_kv_source), dtype),
-            False: rotary_frequencies(config.rope(config.last_kv_source if plain is None else plain), dtype),
-        }
 
     @classmethod
     def load(
@@ -119,6 +122,9 @@ class Network:
             layer(run)
             if run.rows.count == 0:  # Every row lies below its floor.
                 break
+        else:
+            if self.drafter is not None:
+                self.drafter.remember(run)
         return self.logits(run)
 
     @torch.inference_mode()
@@ -149,8 +155,6 @@ class Network:
         dtype = wide_dtype(self.dtype)
         if self.head is None or self.norm is None or not len(run.plan.logit_rows):
             return torch.empty(0, self.config.vocab_size, dtype=dtype)
-        if run.taps:
-            run.record("target_hidden", torch.cat(run.taps, dim=1))
         rows = run.plan.logit_rows
         hidden = rms_norm(collapse(run.streams[rows], run.pre[rows]), self.norm, eps=self.config.rms_norm_eps)
         return linear(hidden, self.head, out_dtype=dtype)
