@@ -34,7 +34,7 @@ from .decode_stream import DecodeStream, Inbox
 from .job import Burst, Ending, Job, Progress, Route
 from .prefill_client import PrefillClient
 from .rank_table import Claim
-from .router_metrics import HANDOFFS
+from .router_metrics import HANDOFF_EXPOSED_SECONDS, HANDOFFS
 
 log = logging.getLogger(__name__)
 
@@ -93,6 +93,7 @@ class Attempt:
         self._prefilled_remotely = False
         self._restored_handoff = False
         self._cached_tokens = 0
+        self._ready_s: float | None = None
 
     async def run(self) -> AsyncGenerator[Progress, None]:
         """Yields bursts, then one ending.
@@ -123,6 +124,7 @@ class Attempt:
         match item:
             case TokensEvent():
                 self._note_cached_tokens(item.cached_tokens)
+                self._note_exposed()
                 return [Burst(item.tokens, self._cached_tokens, self._route)]
             case FinishedEvent():
                 return [self._ending_or_raise(item)]
@@ -149,6 +151,7 @@ class Attempt:
         HANDOFFS.labels("handed_off" if handoff.stored and handoff.boundary_tokens else "not_stored").inc()
         if handoff.stored:
             self._restored_handoff = handoff.boundary_tokens > 0
+            self._ready_s = self._job.deadline.clock.monotonic_s()
             self._cached_tokens = handoff.cached_tokens
         self._stream.ready(self._job.request_id, self._number, response)
         return []
@@ -174,6 +177,12 @@ class Attempt:
             raise _as_ours(event.error or InternalError("a rank failed without saying why"))
         self._note_cached_tokens(event.cached_tokens)
         return Ending(event.reason, event.matched_stop_id, self._cached_tokens, self._route)
+
+    def _note_exposed(self) -> None:
+        """At the first token: how long the client has waited for the decode rank alone."""
+        if self._ready_s is not None:
+            HANDOFF_EXPOSED_SECONDS.observe(self._job.deadline.clock.monotonic_s() - self._ready_s)
+            self._ready_s = None
 
     def _note_cached_tokens(self, reported: int | None) -> None:
         """What a decode rank restored of a hand-off is no hit: there the prefill rank's R is the truth."""

@@ -26,8 +26,9 @@ from whalepod.services.router.app import HttpFront
 from whalepod.services.router.front_door import FrontDoor
 from whalepod.services.router.grpc_front import GrpcFront
 from whalepod.services.router.language import Language
-from whalepod.services.router.process import RouterParts, http_server, load_language
+from whalepod.services.router.process import http_server
 from whalepod.services.router.readiness import Readiness
+from whalepod.services.router.router_parts import RouterParts, load_language
 
 FakeRank = FakeDecode | FakePrefill
 
@@ -174,3 +175,37 @@ async def until(condition: Callable[[], object], *, timeout_s: float = 5.0) -> N
     async with asyncio.timeout(timeout_s):
         while not condition():
             await asyncio.sleep(0.005)
+
+
+async def answer_to(router: RouterUnderTest, prompt: Sequence[int], **body: Any) -> list[int]:
+    answer = await router.complete(prompt=list(prompt), max_tokens=6, return_token_ids=True, **body)
+    return answer["choices"][0]["token_ids"]
+
+
+async def failure_of(router: RouterUnderTest, prompt: Sequence[int], **body: Any) -> tuple[int, str]:
+    response = await router.http.post("/v1/completions", json={"prompt": list(prompt), "max_tokens": 6, **body})
+    return response.status_code, response.json()["error"]["code"]
+
+
+async def check_nothing_is_left(router: RouterUnderTest, *ranks: FakeRank) -> None:
+    """Within a second no rank works for anybody and the router holds nothing."""
+    for rank in ranks:
+        idle = (lambda r=rank: not r.live) if isinstance(rank, FakeDecode) else (lambda r=rank: r.running == 0)
+        await until(idle, timeout_s=1.0)
+    assert router.front.admission.running == 0
+    for info in router.directory.ranks.values():
+        candidate = router.front.table.candidate(info)
+        assert (candidate.requests_here, candidate.prefill_tokens_here) == (0, 0)
+
+
+@asynccontextmanager
+async def stream_of(router: RouterUnderTest, **body: Any) -> AsyncGenerator[AsyncGenerator[str, None], None]:
+    async with router.http.stream("POST", "/v1/completions", json={"stream": True, **body}) as response:
+        assert response.status_code == 200, await response.aread()
+
+        async def events() -> AsyncGenerator[str, None]:
+            async for line in response.aiter_lines():
+                if line:
+                    yield line.removeprefix("data: ")
+
+        yield events()

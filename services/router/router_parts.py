@@ -1,0 +1,126 @@
+"""What a router is made of, apart from its fronts and from where it learns of ranks.
+
+settings ─▶ RouterParts ─▶ FrontDoor ─▶ Dispatcher ─▶ DecodeStreams, PrefillClient
+                               └─▶ Language, Admission, PrefixLookup      RankTable ◀─ directory of ranks
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from random import Random
+
+from whalepod.cluster.config import ClusterConfig
+from whalepod.core.clock import SYSTEM_CLOCK, Clock
+from whalepod.core.ids import mint_incarnation
+from whalepod.kvstore.client import KvClient
+from whalepod.kvstore.settings import StoreAddress, StoreSettings
+from whalepod.model.config import ModelConfig
+from whalepod.model.tokenizer import Tokenizer
+
+from .admission import Admission
+from .decode_stream import DecodeStreams
+from .dispatch import Dispatcher, DispatchOptions
+from .front_door import FrontDoor, ServedModel
+from .language import Language
+from .placement import Policy, RemotePrefill
+from .prefill_client import PrefillClient, link_key
+from .prefix_lookup import PrefixLookup
+from .rank_table import RankDirectory, RankTable
+
+
+class RouterParts:
+    """Everything of a router but its fronts and its directory of ranks."""
+
+    def __init__(
+        self,
+        config: ClusterConfig,
+        model_config: ModelConfig,
+        language: Language,
+        directory: RankDirectory,
+        *,
+        connect_store: Callable[[bytes], KvClient] | None,
+        clock: Clock = SYSTEM_CLOCK,
+    ) -> None:
+        router = config.router
+        secret = config.cluster_secret()
+        self._table = RankTable(directory)
+        self._streams = DecodeStreams(on_load=self._table.note_load, on_lost=self._table.report_lost, clock=clock)
+        self._prefills = PrefillClient(on_load=self._table.note_load, on_lost=self._table.report_lost)
+        self._lookup = PrefixLookup(connect_store, clock=clock)
+        self._tidying: set[asyncio.Task[None]] = set()
+        dispatcher = Dispatcher(
+            self._table,
+            self._streams,
+            self._prefills,
+            options=_dispatch_options(config),
+            secret=secret,
+            rng=Random(mint_incarnation()),
+            clock=clock,
+        )
+        admission = Admission(
+            running_max=router.max_concurrent_requests,
+            queue_max=router.queue_size,
+            queue_timeout_s=router.queue_timeout_seconds,
+            clock=clock,
+        )
+        self.front = FrontDoor(
+            _served_model(config, model_config),
+            language=language,
+            table=self._table,
+            dispatcher=dispatcher,
+            admission=admission,
+            lookup=self._lookup,
+            secret=secret,
+            clock=clock,
+        )
+
+    def ranks_changed(self) -> None:
+        """The directory's ranks are others now: whoever waits for one looks again, links to the lost are closed."""
+        self._table.wake()
+        keep = {link_key(rank) for rank in self._table.ranks.values()}
+        task = asyncio.ensure_future(self._prefills.close_idle_links(keep=keep))
+        self._tidying.add(task)
+        task.add_done_callback(self._tidying.discard)
+
+    async def close(self) -> None:
+        await self._streams.close()
+        await self._prefills.close()
+        await asyncio.gather(*self._tidying, return_exceptions=True)
+        await asyncio.to_thread(self._lookup.close)
+
+
+def load_language(config: ClusterConfig) -> Language:
+    """Raises CheckpointError or ConfigError on a model directory that cannot be served."""
+    tokenizer = Tokenizer.from_dir(config.model_dir)
+    return Language(tokenizer, ModelConfig.from_dir(config.model_dir), served_name=config.model_name)
+
+
+def _dispatch_options(config: ClusterConfig) -> DispatchOptions:
+    router = config.router
+    return DispatchOptions(
+        remote_prefill=RemotePrefill(router.remote_prefill),
+        remote_prefill_tokens_min=router.remote_prefill_tokens_min,
+        policy=Policy(router.policy),
+        retry_max=router.retry_max,
+        rank_wait_s=router.queue_timeout_seconds,
+    )
+
+
+def _served_model(config: ClusterConfig, model: ModelConfig) -> ServedModel:
+    limit = config.engine.context_tokens_max
+    longest = model.max_position_embeddings
+    return ServedModel(
+        name=config.model_name,
+        context_tokens_max=longest if limit is None else min(limit, longest),
+        block_tokens=config.engine.block_tokens or model.block_tokens,
+        fidelity_default=config.fidelity.default,
+        fidelities=config.fidelity.allowed,
+        request_timeout_s=config.router.request_timeout_seconds,
+    )
+
+
+def store_connector(config: ClusterConfig, clock: Clock) -> Callable[[bytes], KvClient]:
+    settings = StoreSettings(addresses=(StoreAddress.parse(config.redis_url_or_embedded),))
+    incarnation = mint_incarnation()
+    return lambda namespace: KvClient(settings, namespace=namespace, incarnation=incarnation, clock=clock)
