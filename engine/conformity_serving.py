@@ -16,9 +16,11 @@ from torch import Tensor
 
 from whalepod.model.batch import Segment
 from whalepod.model.caches import Caches
-from whalepod.model.conformity import Comparison, SetResult, Status, Vectors, compare
+from whalepod.model.conformity import Comparison, SetResult, Vectors, compare
+from whalepod.model.conformity_draft import compare_round, draft_round
 from whalepod.model.conformity_folder import Mode, VectorFolder, cache_formats
 from whalepod.model.conformity_rows import compare_logits, token_list
+from whalepod.model.draft import Anchor
 from whalepod.model.forward_pass import Recorder
 from whalepod.model.network import Network
 from whalepod.model.tensor_layout import ModelRole
@@ -47,8 +49,6 @@ def run_serving_sets(
         for label, check in CHECKS.items():
             if label in only or not only:
                 yield compare(f"{name} {head} {label}", lambda c, check=check, prompt=prompt: check(c, prompt))
-        if not only and any(array.startswith("draft.") for array in prompt.vectors.arrays):
-            yield SetResult(f"{name} {head} drafts", Status.NOT_IMPLEMENTED)
 
 
 @dataclass(slots=True)
@@ -220,6 +220,25 @@ def _check_cold(c: Comparison, prompt: _Prompt) -> None:
     compare_logits(c, [*pairs, ("decode", decoded, vectors["decode_logits"][:steps])], prompt.mode)
 
 
+def _check_drafts(c: Comparison, prompt: _Prompt) -> None:
+    """`draft.pos{p}`: what the drafter makes of the greedy token of row p, after a cold prompt and its first tokens."""
+    vectors, rank, floor = prompt.vectors.below("draft."), prompt.rank(), prompt.network.config.floor(prompt.tokens)
+    pairs: list[tuple[str, Tensor, Tensor]] = []
+    start = 0
+    for position in sorted(int(head.removeprefix("pos")) for head in vectors.heads()):
+        logits = rank.compute(prompt.ids, start, position + 1, prompt_tokens=prompt.tokens)
+        start = position + 1
+        got = draft_round(prompt.network, rank.caches, Anchor(0, start, int(logits[-1].argmax()), window_start=floor))
+        wanted = vectors.below(f"pos{position}.")
+        pairs.append((f"pos{position}", got["base_logits"], wanted["base_logits"]))
+        if not prompt.mode.quantised_caches:
+            compare_round(c, f"pos{position}", got, wanted)
+    if pairs:
+        compare_logits(c, pairs, prompt.mode)
+    else:
+        c.note("the vectors hold none")
+
+
 def _check_chunks(c: Comparison, prompt: _Prompt) -> None:
     """Any chunking."""
     for chunk in CHUNKS:
@@ -340,6 +359,7 @@ def _check_halo(c: Comparison, prompt: _Prompt) -> None:
 
 CHECKS: Mapping[str, Callable[[Comparison, _Prompt], None]] = {
     "cold": _check_cold,
+    "drafts": _check_drafts,
     "chunks": _check_chunks,
     "hand-off full": _check_full_handoff,
     "hand-off encoder": _check_encoder_handoff,

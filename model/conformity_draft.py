@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 from torch import Tensor
 
+from .caches import Caches
 from .conformity import Comparison, Vectors
 from .conformity_folder import Mode, VectorFolder
 from .conformity_rows import PromptRun, compare_logits, token_list
 from .draft import Anchor
+from .network import Network
 
 
 def check_drafts(c: Comparison, vectors: Vectors, folder: VectorFolder, mode: Mode) -> None:
@@ -29,27 +33,27 @@ def check_drafts(c: Comparison, vectors: Vectors, folder: VectorFolder, mode: Mo
             wanted, label = unit.below(f"pos{position}."), f"{head} pos{position}"
             c.equal(f"{label} token", torch.tensor(ids[position : position + 1]), wanted["token"])
             logits = run.rows(position, position + 1, recorder=recorded.__setitem__)
-            recorded |= draft_round(run, position, int(logits[-1].argmax()))
+            anchor = Anchor(run.slot, position + 1, int(logits[-1].argmax()), window_start=run.floor)
+            recorded |= draft_round(network, run.caches, anchor)
             pairs.append((label, recorded["base_logits"], wanted["base_logits"]))
             if not mode.quantised_caches:
                 compare_round(c, label, recorded, wanted)
     compare_logits(c, pairs, mode)
 
 
-def draft_round(run: PromptRun, position: int, anchor: int) -> dict[str, Tensor]:
-    """What one round makes of the token after the row at `position`, by the names of the vectors."""
-    drafter, values = run.network.drafter, dict[str, Tensor]()
+def draft_round(network: Network, caches: Caches, anchor: Anchor) -> dict[str, Tensor]:
+    """What one round makes of an anchor, by the names of the vectors."""
+    drafter, values = network.drafter, dict[str, Tensor]()
     assert drafter is not None, "the checkpoint has no draft blocks"
-    at = Anchor(run.slot, position + 1, anchor, window_start=run.floor)
-    drafts = drafter.draft([at], run.caches, recorder=values.__setitem__)
-    values["output_ids"] = torch.tensor([anchor, *drafts.ids[0].tolist()])
+    drafts = drafter.draft([anchor], caches, recorder=values.__setitem__)
+    values["output_ids"] = torch.tensor([anchor.token_id, *drafts.ids[0].tolist()])
     if drafts.confidence is not None:
         values["confidence"] = drafts.confidence[0]
     return values
 
 
-def compare_round(c: Comparison, label: str, got: dict[str, Tensor], wanted: Vectors) -> None:
-    """`got`: a round's values, and the taps of the rows before the anchor as `target_hidden`."""
+def compare_round(c: Comparison, label: str, got: Mapping[str, Tensor], wanted: Vectors) -> None:
+    """`got`: a round's values and, where they are wanted, the taps of the rows before it as `target_hidden`."""
     c.equal(f"{label} output_ids", got["output_ids"], wanted["output_ids"])
     for name in ("base_logits", "markov_bias", "draft_hidden", "confidence"):
         c.floats(f"{label} {name}", got[name], wanted[name])
