@@ -12,7 +12,7 @@ from prometheus_client import Counter, Histogram
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from whalepod.engine.interface import FinishedEvent, HandoffEvent, RankLoad, StepEvent, TokensEvent
+from whalepod.engine.interface import FinishedEvent, HandoffEvent, RankLoad, StepEvent, StepWork, TokensEvent
 
 # A row of a tiny model takes a millisecond on a CPU, a chunk of a large one some seconds.
 _SECONDS: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
@@ -27,8 +27,12 @@ FINISHED = Counter("whalepod_rank_finished", "Requests that ended here, by reaso
 HANDOFFS = Counter(
     "whalepod_rank_handoffs", "Prompts published for a decode rank, by whether the store took them.", ["stored"]
 )
-STEP_SECONDS = Histogram("whalepod_rank_step_seconds", "Time of one step, by phase.", ["phase"], buckets=_SECONDS)
-BATCH_ROWS = Histogram("whalepod_rank_batch_rows", "Rows of one step, by phase.", ["phase"], buckets=_ROWS)
+STEP_SECONDS = Histogram(
+    "whalepod_rank_step_seconds", "Time of one step, by phase (prefill, decode, mixed).", ["phase"], buckets=_SECONDS
+)
+BATCH_ROWS = Histogram(
+    "whalepod_rank_batch_rows", "Rows of one step, by phase (prefill, decode).", ["phase"], buckets=_ROWS
+)
 
 
 def count_events(events: Sequence[StepEvent]) -> None:
@@ -44,6 +48,15 @@ def count_events(events: Sequence[StepEvent]) -> None:
                 FINISHED.labels(event.reason.value).inc()
                 CACHED_TOKENS.inc(event.cached_tokens)
                 REPLAYED_TOKENS.inc(event.replayed_tokens)
+
+
+def count_work(work: StepWork) -> None:
+    """Count what one step computed. A step's phase is `mixed` if it holds rows of both kinds."""
+    rows = {"decode": work.decode_rows, "prefill": work.prompt_rows}
+    phases = [phase for phase, count in rows.items() if count]
+    for phase in phases:
+        BATCH_ROWS.labels(phase).observe(rows[phase])
+    STEP_SECONDS.labels(phases[0] if len(phases) == 1 else "mixed").observe(work.seconds)
 
 
 class LoadCollector(Collector):

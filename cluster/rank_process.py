@@ -36,7 +36,7 @@ from whalepod.model.tensor_layout import ModelRole
 
 from .config import METRICS_PORT_OFFSET, ClusterConfig, DecodeSettings, PrefillSettings, join_address
 from .grpc_options import server_options
-from .rank_metrics import LoadCollector, count_events
+from .rank_metrics import LoadCollector, count_events, count_work
 from .registration import RankInfo, RankRole
 from .registry import Registrar
 
@@ -283,6 +283,7 @@ class RankProcess:
             store=self._store,
             on_step=self._on_step,
             on_failure=self._on_failure,
+            on_work=count_work,
             clock=self._clock,
         )
         log.info("memory plan of %s: %s", identity.rank_id, self._engine.memory)

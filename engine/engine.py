@@ -34,6 +34,7 @@ from .interface import (
     SampledToken,
     SnapshotKind,
     StepEvent,
+    StepWork,
     TokensEvent,
     Work,
 )
@@ -115,6 +116,8 @@ class Engine:
             handoff_kind=SnapshotKind.ENCODER if model.role is ModelRole.ENCODER else SnapshotKind.FULL,
             clock=clock,
         )
+        self.step_work = StepWork()
+        """What the last step computed; the caller has the clock."""
         self._sequences: dict[RequestId, Sequence] = {}
         self._arrivals = 0
         self._events: list[StepEvent] = []
@@ -224,6 +227,7 @@ class Engine:
         for victim in plan.preempt:
             self._preempt(victim)
         self._scheduler.apply_rows(plan)
+        self.step_work = _work_of(plan.rows)
         for planned, result in zip(plan.rows, self._run(plan.rows), strict=True):
             self._commit(planned, result)
         events, self._events = self._events, []
@@ -402,6 +406,11 @@ class Engine:
 
 def _computes(sequence: Sequence) -> bool:
     return sequence.phase in (Phase.PREFILLING, Phase.DECODING) and sequence.rows_pending > 0
+
+
+def _work_of(rows: Ordered[PlannedRows]) -> StepWork:
+    decode = sum(planned.sequence.phase is Phase.DECODING for planned in rows)
+    return StepWork(decode, sum(planned.end - planned.sequence.computed for planned in rows) - decode)
 
 
 def _step_limits(model: RankModel, options: RankOptions) -> StepLimits:

@@ -132,6 +132,15 @@ StepEvent = TokensEvent | HandoffEvent | FinishedEvent
 
 
 @dataclass(frozen=True, slots=True)
+class StepWork:
+    """What one step computed: rows of requests that generate, and rows of prompts (replayed ones too)."""
+
+    decode_rows: int = 0
+    prompt_rows: int = 0
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
 class RankLoad:
     """A rank's load at one moment."""
 

@@ -13,14 +13,14 @@ import logging
 import threading
 from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from whalepod.core.clock import SYSTEM_CLOCK, Clock
 from whalepod.core.errors import CapacityError, StaleAttemptError, WorkerLostError
 from whalepod.core.ids import RequestId
 
 from .engine import Engine
-from .interface import EngineRequest, FinishedEvent, FinishReason, Handoff, RankLimits, RankLoad, StepEvent
+from .interface import EngineRequest, FinishedEvent, FinishReason, Handoff, RankLimits, RankLoad, StepEvent, StepWork
 from .memory_plan import MemoryPlan
 from .options import RankOptions
 from .rank_model import RankModel
@@ -51,9 +51,11 @@ class EngineRank:
         store: StateStore | None,
         on_step: Callable[[Sequence[StepEvent]], None],
         on_failure: Callable[[BaseException], None] | None = None,
+        on_work: Callable[[StepWork], None] | None = None,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
-        """Allocates the caches. The store stays the caller's: close it after `stop`.
+        """Allocates the caches. The store stays the caller's: close it after `stop`. `on_work` is called like
+        `on_step`, after each step that computed rows.
 
         Raises ConfigError if the memory plan does not fit.
         """
@@ -61,6 +63,8 @@ class EngineRank:
         self._options = options
         self._on_step = on_step
         self._on_failure = on_failure
+        self._on_work = on_work
+        self._clock = clock
         self._limits = RankLimits(
             context_tokens_max=self._engine.memory.context_tokens_max,
             slots_total=self._engine.memory.slots,
@@ -212,7 +216,11 @@ class EngineRank:
         return IDLE_S_MAX if deadline_s is None else min(deadline_s, IDLE_S_MAX)
 
     def _do_step(self) -> None:
+        started_s = self._clock.monotonic_s()
         events = self._engine.step()
+        work = self._engine.step_work
+        if self._on_work is not None and work.decode_rows + work.prompt_rows:
+            self._on_work(replace(work, seconds=self._clock.monotonic_s() - started_s))
         self._load = self._engine.load()
         with self._changed:
             self._report(events)

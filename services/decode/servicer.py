@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 
 import grpc
 
@@ -76,8 +75,6 @@ class DecodeServicer(decode_pb2_grpc.DecodeServiceServicer):
             clock=context.clock,
         )
         self._owners: dict[Key, RouterStream] = {}
-        # `cancel` waits for the engine's step; the event loop must not.
-        self._cancels = ThreadPoolExecutor(max_workers=1, thread_name_prefix="decode-cancel")
 
     @property
     def requests_live(self) -> int:
@@ -168,7 +165,7 @@ class DecodeServicer(decode_pb2_grpc.DecodeServiceServicer):
     def _drop(self, key: Key) -> None:
         """Nobody waits for this request any more."""
         self._disown(key)
-        self._cancels.submit(self._engine.cancel, *key)
+        self._engine.cancel(*key)
 
     def _drop_all(self, stream: RouterStream) -> None:
         for key in list(stream.live):

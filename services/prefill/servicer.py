@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import NoReturn
 
 import grpc
@@ -38,8 +37,6 @@ class PrefillServicer(prefill_pb2_grpc.PrefillServiceServicer):
             clock=context.clock,
         )
         self._waiters: dict[Key, asyncio.Future[Handoff]] = {}
-        # `cancel` waits for the engine's step; the event loop must not.
-        self._cancels = ThreadPoolExecutor(max_workers=1, thread_name_prefix="prefill-cancel")
 
     @property
     def requests_live(self) -> int:
@@ -72,7 +69,7 @@ class PrefillServicer(prefill_pb2_grpc.PrefillServiceServicer):
         finally:
             del self._waiters[key]
             if waiter.cancelled():  # the caller is gone
-                self._cancels.submit(self._engine.cancel, *key)
+                self._engine.cancel(*key)
 
     def deliver(self, events: Sequence[StepEvent], load: RankLoad) -> None:  # noqa: ARG002  each reply reads it anew
         for event in events:

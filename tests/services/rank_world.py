@@ -83,11 +83,11 @@ class RunningRank:
 
 
 async def gauge(config: ClusterConfig, pool: str, name: str) -> float:
-    """A value of rank 0 of `pool` now, from its metrics."""
+    """A value of rank 0 of `pool` now, from its metrics; 0 if it has not been counted yet."""
     port = {"prefill": config.prefill.port, "decode": config.decode.port}[pool] + METRICS_PORT_OFFSET
     async with httpx.AsyncClient(trust_env=False) as client:
         page = (await client.get(f"http://127.0.0.1:{port}/metrics")).text
-    return next(float(line.split()[1]) for line in page.splitlines() if line.startswith(f"{name} "))
+    return next((float(line.split()[-1]) for line in page.splitlines() if line.startswith(f"{name} ")), 0.0)
 
 
 @dataclass(slots=True)

@@ -257,3 +257,22 @@ async def test_a_rank_serves_without_redis(redis_port: int) -> None:
     async with decode_rank(redis_port - 1) as (_, router, stream):
         heard = await stream.end_of(stream.start(router.ticket(prompt)))
     assert heard.tokens == list(oracle_tokens(prompt, 6))
+
+
+async def test_what_a_rank_does_is_on_its_metrics_page(redis_port: int) -> None:
+    async with decode_rank(redis_port) as (rank, router, stream):
+        names = {
+            "tokens": "whalepod_rank_generated_tokens_total",
+            "finished": 'whalepod_rank_finished_total{reason="length"}',
+            "decode steps": 'whalepod_rank_step_seconds_count{phase="decode"}',
+            "prompt rows": 'whalepod_rank_batch_rows_sum{phase="prefill"}',
+        }
+        before = {what: await gauge(rank.config, "decode", name) for what, name in names.items()}
+        await stream.end_of(stream.start(router.ticket(prompt_of(70))))
+        after = {what: await gauge(rank.config, "decode", name) for what, name in names.items()}
+    assert {what: after[what] - before[what] for what in names} == {
+        "tokens": 6,
+        "finished": 1,
+        "decode steps": 5,
+        "prompt rows": 70,
+    }
