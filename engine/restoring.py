@@ -126,6 +126,7 @@ class Restorer:
         own: SnapshotValue | None,
         turn: SnapshotValue | None,
     ) -> RestorePlan:
+        blocks_shared = len(sequence.blocks_exact)
         self._import_blocks(sequence, payloads, flags)
         own_snapshot = self._own(sequence, own)
         turn_snapshot = self._parse(turn, SnapshotKind.ENCODER)
@@ -140,6 +141,7 @@ class Restorer:
         plan = plan_restore(
             available, prompt_tokens=sequence.prompt_tokens, fidelity=fidelity, boundaries=self._boundaries
         )
+        assert plan.write_start >= blocks_shared * self._boundaries.block_tokens, "a shared block would be rewritten"
         used = {Source.OWN_SNAPSHOT: own_snapshot, Source.TURN_SNAPSHOT: turn_snapshot}.get(plan.source)
         if used is not None:
             assert sequence.slot is not None

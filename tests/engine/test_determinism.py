@@ -185,7 +185,7 @@ def _crowded(options: RankOptions, *, fidelity: Fidelity = Fidelity.EXACT, share
     world, preempted = World(options=options), 0
     for seed in range(3):
         world.submit(
-            world.request(prompt_of(45 + seed, seed=seed), LONG, fidelity=fidelity, name=f"r{seed}", shares=shares)
+            world.request(prompt_of(61 + seed, seed=seed), LONG, fidelity=fidelity, name=f"r{seed}", shares=shares)
         )
     while world.engine.runnable:
         holding = {sequence: sequence.phase for sequence in world.engine._scheduler.holding}
@@ -208,10 +208,10 @@ def _crowded(options: RankOptions, *, fidelity: Fidelity = Fidelity.EXACT, share
     ids=["parked", "parked, nothing shared, fast", "from blocks", "from blocks, fast", "from nothing"],
 )
 def test_preemption_and_resumption_change_nothing(parked_bytes: int, shares: bool, fidelity: Fidelity) -> None:
-    options = replace(OPTIONS, blocks=10, chunk_tokens=24, parked_bytes=parked_bytes)
+    options = replace(OPTIONS, blocks=13, chunk_tokens=24, parked_bytes=parked_bytes)
     world, preempted = _crowded(options, fidelity=fidelity, shares=shares)
     assert preempted > 0
     for seed in range(3):
         name = f"r{seed}".encode().ljust(16)
         said = next(heard for request_id, heard in world.heard.items() if request_id == name)
-        assert _said(said) == oracle(45 + seed, LONG, seed=seed)
+        assert _said(said) == oracle(61 + seed, LONG, seed=seed)

@@ -376,6 +376,26 @@ def test_turn_snapshots_are_exact_and_short_lived() -> None:
     assert set(store.turns()) == exact
 
 
+def test_no_turn_snapshot_is_taken_of_what_stands_on_an_approximate_block() -> None:
+    store = MemoryStore()
+    World(store=store).generate(prompt_of(45), ONE)
+    store.snapshots.clear()
+    store.blocks = {block_hash: (payload, False) for block_hash, (payload, _) in store.blocks.items()}
+    # R = 16 = W: everything is replayed, but over a block that may not be exact.
+    assert World(store=store).generate(prompt_of(45), ONE, fidelity=Fidelity.FAST).end.cached_tokens == 16
+    assert not store.turns()
+
+
+def test_an_exact_request_computes_beside_approximate_blocks_on_its_own_rank() -> None:
+    world = World()
+    world.generate(prompt_of(60), ONE)
+    world.generate(prompt_of(92), ONE, fidelity=Fidelity.FAST)
+    heard = world.generate(prompt_of(92))
+    assert heard.end.cached_tokens == 48
+    assert tuple(heard.tokens) == oracle(92)
+    assert world.generate(prompt_of(92), ONE).end.cached_tokens == 64
+
+
 def test_a_full_write_queue_drops_what_only_a_cache_would_miss() -> None:
     store = MemoryStore()
     world = World(store=store, options=replace(OPTIONS, publish_queue_bytes=1))
