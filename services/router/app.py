@@ -198,8 +198,12 @@ class HttpFront:
 async def _stream(call: HttpCall, frames: AsyncGenerator[bytes, None]) -> EventStream:
     """The response begins with the first event: until then a failure has its own status."""
     events = recorded(frames, call.record)
+
+    async def read_first() -> bytes:
+        return await anext(events)
+
     try:
-        first = await until_disconnect(call.request.receive, anext(events))  # pyright: ignore[reportArgumentType]
+        first = await until_disconnect(call.request.receive, read_first())
     except BaseException:
         await events.aclose()
         raise
