@@ -30,7 +30,10 @@ class FinishRule:
         return room if self.params.max_tokens is None else min(self.params.max_tokens, room)
 
     def check(self, token_id: int, *, output_tokens: int) -> Finish | None:
-        """`output_tokens` counts this token too."""
+        """`output_tokens` counts this token too. Under a grammar, EOS is drawn only where the answer is whole: there it
+        ends the request whatever `min_tokens` says, because nothing else could follow."""
+        if token_id == self.eos_id and self.params.grammar is not None:
+            return Finish(FinishReason.STOP)
         if output_tokens >= self.params.min_tokens:
             if token_id == self.eos_id and not self.params.ignore_eos:
                 return Finish(FinishReason.STOP)

@@ -1,7 +1,7 @@
 """Draws a request's tokens from its logits. One row at a time: what a row gives never depends on its neighbours.
 
-Order of the steps (`runtime.md` §7.1): logit bias → masks of `min_tokens` → penalties → greedy, or temperature →
-top-k → top-p → min-p → draw. Ties go to the lowest id everywhere. Log-probabilities are of the raw logits.
+Order of the steps (`runtime.md` §7.1): logit bias → masks of `min_tokens` → penalties → grammar mask → greedy, or
+temperature → top-k → top-p → min-p → draw. Ties go to the lowest id everywhere. Log-probabilities are of raw logits.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from whalepod.core.errors import InternalError
 from whalepod.core.ids import RequestId
 
+from .grammar.masks import Flags
 from .interface import EngineRequest, SampledToken
 from .noise import gumbels
 from .sampling_params import SamplingParams
@@ -73,24 +74,27 @@ class Sampler:
         if self._seen is not None:
             self._seen[token_id] = True
 
-    def draw(self, logits: Logits, *, position: int) -> SampledToken:
+    def draw(self, logits: Logits, *, position: int, allowed: Flags | None = None) -> SampledToken:
         """The token at `position` (absolute index in prompt + output), from the raw logits [vocab] float32 of the row
-        before it. Does not count it: call `observe`. Raises InternalError on logits that are no numbers."""
+        before it. Does not count it: call `observe`. Raises InternalError on logits that are no numbers.
+
+        `allowed` [vocab] bool: what a grammar lets follow, at least one token. It has the last word: where `min_tokens`
+        would leave nothing of it, `min_tokens` yields."""
         if np.isnan(logits).any():
             raise InternalError("the model produced logits that are not numbers")
-        weights = self._apply_rules(logits)
+        weights = self._apply_rules(logits, allowed)
         if self._params.greedy:
             token_id = int(np.argmax(weights))
         else:
             token_id = self._draw_from(weights, position)
         return self._with_logprobs(logits, token_id)
 
-    def _apply_rules(self, raw: Logits) -> Logits:
-        """Steps up to the penalties, on a copy."""
+    def _apply_rules(self, raw: Logits, allowed: Flags | None) -> Logits:
+        """Steps up to the grammar's mask, on a copy."""
         params = self._params
         weights = raw.copy()
         weights[self._bias_ids] += self._bias
-        if self._output_count < params.min_tokens:
+        if self._output_count < params.min_tokens and (allowed is None or self._more_than_ends(allowed)):
             weights[self._end_ids] = -np.inf
         if params.repetition_penalty != 1:
             penalty = np.float32(params.repetition_penalty)
@@ -100,7 +104,12 @@ class Sampler:
             drawn = np.array(list(self._outputs), np.int64)
             counts = np.array(list(self._outputs.values()), np.float32)
             weights[drawn] -= np.float32(params.frequency_penalty) * counts + np.float32(params.presence_penalty)
+        if allowed is not None:
+            np.copyto(weights, -np.inf, where=~allowed)
         return weights
+
+    def _more_than_ends(self, allowed: Flags) -> bool:
+        return bool(np.count_nonzero(allowed) > np.count_nonzero(allowed[self._end_ids]))
 
     def _seen_among(self, vocab_size: int) -> NDArray[np.bool_]:
         if self._seen is None:

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import InitVar, dataclass, field
 
 from whalepod.core.errors import InvalidFieldError
+
+from .grammar.errors import GrammarError
+from .grammar.spec import GrammarSpec
 
 GREEDY_BELOW = 1e-5
 """A temperature under this is greedy."""
@@ -34,8 +37,16 @@ class SamplingParams:
     frequency_penalty: float = 0.0
     repetition_penalty: float = 1.0
     logit_bias: Mapping[int, float] = field(default_factory=dict, hash=False)
+    grammar: GrammarSpec | None = None
+    """What the answer must look like. Its end is the end of the sequence, if need be before `min_tokens`."""
+    grammar_starts_after: int | None = None
+    """The token that ends the model's reasoning: the answer is what follows it. None: everything is the answer."""
+    so_args: InitVar[Mapping[str, object] | None] = None
+    """The grammar as the offline interface spells it: {"schema_type": …, "schema": …}."""
 
-    def __post_init__(self) -> None:
+    def __post_init__(self, so_args: Mapping[str, object] | None) -> None:
+        if so_args is not None:
+            object.__setattr__(self, "grammar", _grammar_of(so_args))
         _check("temperature", self.temperature, "at least 0", self.temperature >= 0)
         _check("top_p", self.top_p, "in (0, 1]", 0 < self.top_p <= 1)
         _check("top_k", self.top_k, "-1 (off) or at least 0", self.top_k >= -1)
@@ -59,9 +70,19 @@ class SamplingParams:
                 token_id >= 0 and abs(bias) <= 100,
             )
 
+        if self.grammar is not None and self.ignore_eos:
+            raise InvalidFieldError("ignore_eos", "ignore_eos must be false with a grammar, which ends with that token")
+
     @property
     def greedy(self) -> bool:
         return self.temperature < GREEDY_BELOW
+
+
+def _grammar_of(so_args: Mapping[str, object]) -> GrammarSpec:
+    try:
+        return GrammarSpec.from_so_args(so_args)
+    except GrammarError as error:
+        raise InvalidFieldError("so_args", f"so_args: {error}") from error
 
 
 def _check(field_name: str, value: object, allowed: str, ok: bool) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from whalepod.engine.finish import Finish, FinishRule
+from whalepod.engine.grammar.spec import GrammarKind, GrammarSpec
 from whalepod.engine.interface import FinishReason
 from whalepod.engine.sampling_params import SamplingParams
 
@@ -47,3 +48,9 @@ def test_the_context_ends_a_request_too() -> None:
     assert _check(SamplingParams(), 7, output=89) is None
     assert _check(SamplingParams(), 7, output=90) == LENGTH
     assert _check(SamplingParams(max_tokens=500), 7, output=90) == LENGTH
+
+
+def test_the_end_of_a_grammar_stops_even_before_min_tokens() -> None:
+    params = SamplingParams(min_tokens=5, grammar=GrammarSpec(GrammarKind.REGEX, "a"), stop_token_ids=(7,))
+    assert _check(params, EOS, output=2) == STOP
+    assert _check(params, 7, output=2) is None

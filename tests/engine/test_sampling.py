@@ -178,3 +178,41 @@ def test_noise_is_keyed_by_the_seed_else_by_what_the_request_brings_else_by_its_
     assert key(None, 9) == 9
     assert key(None, None) == key(None, None)
     assert key(None, None) != key(None, None, b"b" * 16)
+
+
+def _allowing(size: int, *ids: int) -> np.ndarray:
+    allowed = np.zeros(size, np.bool_)
+    allowed[list(ids)] = True
+    return allowed
+
+
+def test_what_a_grammar_forbids_is_never_drawn_whatever_its_logit_and_bias() -> None:
+    params = SamplingParams(temperature=0, logit_bias={0: 100.0}, presence_penalty=-2.0)
+    sampler = _sampler(params, outputs=[0])
+    assert sampler.draw(_logits(90, 0, 3, 2), position=5, allowed=_allowing(4, 1, 3)).id == 3
+    drawn = _sampler(SamplingParams(top_k=3, min_p=0.01))
+    ids = {drawn.draw(_logits(9, 0, 1, 8), position=at, allowed=_allowing(4, 1, 2)).id for at in range(60)}
+    assert ids == {1, 2}
+
+
+def test_a_grammar_that_allows_one_token_gets_it_at_any_temperature() -> None:
+    for params in (SamplingParams(temperature=0), SamplingParams(temperature=2.0, top_p=0.01), SamplingParams(min_p=1)):
+        assert _sampler(params).draw(_logits(50, 0, -50, 9), position=3, allowed=_allowing(4, 2)).id == 2
+
+
+def test_min_tokens_holds_under_a_grammar_that_lets_something_else_follow() -> None:
+    params = SamplingParams(temperature=0, min_tokens=3, stop_token_ids=(2,))
+    assert _sampler(params).draw(_logits(0, 9, 8, 1), position=3, allowed=_allowing(4, 1, 2, 3)).id == 3
+
+
+def test_min_tokens_yields_where_a_grammar_lets_only_an_end_follow() -> None:
+    params = SamplingParams(temperature=0, min_tokens=3, stop_token_ids=(2,))
+    assert _sampler(params).draw(_logits(0, 9, 8, 1), position=3, allowed=_allowing(4, EOS)).id == EOS
+    assert _sampler(params).draw(_logits(0, 9, 8, 1), position=3, allowed=_allowing(4, 2)).id == 2
+
+
+def test_logprobs_are_of_the_raw_logits_under_a_grammar_too() -> None:
+    logits = _logits(4, 3, 2, 1)
+    token = _sampler(SamplingParams(temperature=0, logprobs=2)).draw(logits, position=3, allowed=_allowing(4, 3))
+    assert (token.id, token.top_ids) == (3, (0, 1))
+    assert token.logprob == pytest.approx(float(log_softmax(logits)[3]))

@@ -1,0 +1,60 @@
+"""Bad values are errors that name the field and the allowed range."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from whalepod.core.errors import InvalidFieldError
+from whalepod.engine.grammar.spec import GrammarKind, GrammarSpec
+from whalepod.engine.sampling_params import SamplingParams
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "allowed"),
+    [
+        ("temperature", -0.1, "at least 0"),
+        ("temperature", float("nan"), "at least 0"),
+        ("top_p", 0.0, "in (0, 1]"),
+        ("top_p", 1.1, "in (0, 1]"),
+        ("top_k", -2, "-1 (off) or at least 0"),
+        ("min_p", -0.1, "in [0, 1]"),
+        ("min_p", 1.1, "in [0, 1]"),
+        ("max_tokens", 0, "at least 1"),
+        ("min_tokens", -1, "at least 0"),
+        ("seed", 2**63, "a signed 64-bit integer"),
+        ("logprobs", 21, "in [0, 20]"),
+        ("presence_penalty", 2.1, "in [-2, 2]"),
+        ("frequency_penalty", -2.1, "in [-2, 2]"),
+        ("repetition_penalty", 0.0, "above 0"),
+        ("repetition_penalty", float("inf"), "above 0"),
+        ("logit_bias", {3: 101.0}, "values in [-100, 100]"),
+        ("logit_bias", {-1: 1.0}, "token ids of at least 0"),
+    ],
+)
+def test_a_value_out_of_range_is_refused_with_its_name_and_range(field: str, value: Any, allowed: str) -> None:
+    with pytest.raises(InvalidFieldError) as caught:
+        SamplingParams(**{field: value})
+    assert caught.value.field == field
+    assert str(caught.value).startswith(field)
+    assert allowed in str(caught.value)
+
+
+def test_so_args_are_a_grammar_and_stay_one_when_something_else_changes() -> None:
+    params = SamplingParams(so_args={"schema_type": "regex", "schema": "a+"})
+    assert params.grammar == GrammarSpec(GrammarKind.REGEX, "a+")
+    assert replace(params, temperature=0.5).grammar == params.grammar
+
+
+def test_bad_so_args_are_refused_at_once() -> None:
+    with pytest.raises(InvalidFieldError, match="so_args: schema_type must be one of") as caught:
+        SamplingParams(so_args={"schema_type": "yaml", "schema": "a"})
+    assert caught.value.field == "so_args"
+
+
+def test_a_grammar_and_ignore_eos_contradict_each_other() -> None:
+    with pytest.raises(InvalidFieldError, match="grammar") as caught:
+        SamplingParams(ignore_eos=True, grammar=GrammarSpec(GrammarKind.JSON_OBJECT))
+    assert caught.value.field == "ignore_eos"
