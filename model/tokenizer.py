@@ -55,7 +55,8 @@ class Tokenizer:
 
     def encode(self, text: str) -> list[int]:
         """Ids of `text` as plain text: no special token, none added in front."""
-        return self._plain.encode(text, add_special_tokens=False).ids
+        # A batch, because only that lets other threads run meanwhile.
+        return self._plain.encode_batch_fast([text], add_special_tokens=False)[0].ids
 
     def token_id(self, spelling: str) -> int | None:
         """Id of the token spelled exactly so, None if there is none."""

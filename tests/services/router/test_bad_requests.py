@@ -181,6 +181,26 @@ async def test_a_bad_value_in_a_conversation_is_refused_by_name(
     await check_refused(router, decode, response, 400, field)
 
 
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"messages": [{"role": "user", "content": "\ud800"}]},
+        {"messages": [{"role": "\ud800", "content": "a"}]},
+        {**CHAT, "model": "\ud800"},
+        {**CHAT, "user\ud800": "\ud800", "stop": ["\ud800"]},
+        {**CHAT, "logit_bias": {"\ud800": 1}},
+    ],
+)
+async def test_half_a_surrogate_pair_is_the_clients_fault_wherever_it_stands(
+    router: RouterUnderTest, body: dict[str, Any]
+) -> None:
+    response = await router.http.post(
+        "/v1/chat/completions", content=json.dumps(body), headers={"content-type": "application/json"}
+    )
+    assert response.status_code in (400, 404), response.text
+    await router.complete(prompt="next", max_tokens=1)
+
+
 @pytest.mark.parametrize("over", [1, 9, 4096])
 @pytest.mark.parametrize("prefill_context", [1000, 9000])
 async def test_b5_a_prompt_over_the_limit_is_refused_before_any_dispatch(
