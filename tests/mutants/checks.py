@@ -55,6 +55,7 @@ GOLDEN_SETS: Mapping[str, Callable[[], None]] = {
     "golden tail": _tail,
     "golden selection": partial(_golden, "selection"),
     "golden detail": partial(_golden, "detail"),
+    "golden dspark": partial(_golden, "dspark"),
 }
 INVARIANTS: Mapping[str, Callable[[], None]] = {
     "chunks of 7": lambda: invariants.test_any_chunking_gives_the_same_bits([7], 17, RELEASE_FORMATS),

@@ -153,8 +153,8 @@ BUGS = (
     PlantedBug(
         "own instead of lagged mix",
         "model/layer.py",
-        "collapse(run.streams, run.pre), tail.feed_forward_norm",
-        "collapse(run.streams, tail.feed_forward_mixer(run.streams).pre), tail.feed_forward_norm",
+        "collapse(state.streams, state.pre), self.feed_forward_norm",
+        "collapse(state.streams, self.feed_forward_mixer(state.streams).pre), self.feed_forward_norm",
     ),
     PlantedBug(
         "the head sees the mean of the streams",
@@ -167,8 +167,8 @@ BUGS = (
     PlantedBug(
         "the output stays rotated",
         "model/attention.py",
-        "self._project(angles.rotate_back(looked))",
-        "self._project(looked)",
+        "self._project(angles.rotate_back(self._look(queries, window, selection)))",
+        "self._project(self._look(queries, window, selection))",
     ),
     PlantedBug(
         "wrong rotary base for ratio 1",
@@ -244,6 +244,45 @@ BUGS = (
         "model/indexer.py",
         "        queries = run.caches.formats.index_key.round_trip(queries)\n",
         "",
+    ),
+    # Drafter.
+    PlantedBug(
+        "drafts one position early",
+        "model/draft.py",
+        "Rows.between(positions, positions + block)",
+        "Rows.between(positions - 1, positions - 1 + block)",
+    ),
+    PlantedBug(
+        "the block looks causally",
+        "model/draft.py",
+        "index=torch.from_numpy(seen[rows.segments]),",
+        "index=torch.from_numpy(np.where(np.arange(window + block) - window > "
+        "(np.arange(len(rows.segments)) % block)[:, None], 0, seen[rows.segments])),",
+    ),
+    PlantedBug(
+        "draft window one row short",
+        "model/draft.py",
+        "np.where(context >= lows[:, None], places, 0)",
+        "np.where(context > np.maximum(lows, positions - window)[:, None], places, 0)",
+    ),
+    PlantedBug(
+        "taps one layer early",
+        "model/layer.py",
+        "if self.number in run.config.dspark_target_layer_ids:",
+        "if self.number + 1 in run.config.dspark_target_layer_ids:",
+    ),
+    PlantedBug(
+        "confidence of the normalised hidden state",
+        "model/draft.py",
+        "hidden[:count].unflatten(0, (-1, block))",
+        "normed[:count].unflatten(0, (-1, block))",
+    ),
+    PlantedBug(
+        "every draft knows the anchor only",
+        "model/draft.py",
+        "            ids.append(previous)\n",
+        "            ids.append(previous)\n"
+        "            previous = torch.tensor([anchor.token_id for anchor in anchors])\n",
     ),
     # Bits.
     PlantedBug(
