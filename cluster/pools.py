@@ -14,7 +14,6 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from whalepod.core.errors import CheckpointError, ConfigError
 from whalepod.core.ids import RankId
 from whalepod.core.logs import configure_logging
 
@@ -27,6 +26,8 @@ RANK_ENTRY_POINTS: Mapping[str, tuple[str, str]] = {
     "decode": ("whalepod.services.decode.process", "run_decode_rank"),
 }
 """Services are started by name: the cluster knows their commands, not their code."""
+
+RESTART_PAUSE_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +55,7 @@ class RankActor:
         self._config = ClusterConfig.model_validate_json(config_json).with_secret(secret)
         self._place = place
         self._stop = asyncio.Event()
+        self._was_ready = _is_started_again()
         configure_logging(level=self._config.log_level, as_json=self._config.log_json)
 
     def __repr__(self) -> str:
@@ -63,16 +65,18 @@ class RankActor:
     async def serve(self) -> None:
         """Serve until `stop`. When this process dies, Ray calls this again in a new one.
 
-        Raises ConfigError and CheckpointError, which another process would meet too. Everything else ends the process.
+        Raises what kept the rank from ever getting ready: it would meet that again. What ends a rank that was ready
+        once ends the process, and Ray tries again.
         """
         module, function = RANK_ENTRY_POINTS[self._place.pool]
         run: Callable[..., Awaitable[None]] = getattr(importlib.import_module(module), function)
         try:
-            await run(self._config, self._place.index, stop=self._stop)
-        except (ConfigError, CheckpointError):
-            raise
+            await run(self._config, self._place.index, stop=self._stop, on_ready=self._note_ready)
         except Exception:
-            log.critical("the rank failed; starting it again", exc_info=True)
+            if not self._was_ready:
+                raise
+            log.critical("the rank failed and is started again", exc_info=True)
+            await asyncio.sleep(RESTART_PAUSE_S)
             os._exit(1)
 
     async def stop(self) -> None:
@@ -81,6 +85,16 @@ class RankActor:
 
     async def pid(self) -> int:
         return os.getpid()
+
+    def _note_ready(self, _: object) -> None:
+        self._was_ready = True
+
+
+def _is_started_again() -> bool:
+    """Whether Ray has started this actor before, in a process that died."""
+    import ray  # noqa: PLC0415
+
+    return bool(ray.get_runtime_context().was_current_actor_reconstructed)
 
 
 class RankPools:

@@ -44,6 +44,8 @@ log = logging.getLogger(__name__)
 
 DRAIN_POLL_S = 0.05
 SERVER_GRACE_S = 1.0
+BIND_PATIENCE_S = 3.0
+BIND_PAUSE_S = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,7 +165,7 @@ class RankProcess:
 
     async def start(self, make_service: Callable[[RankContext], RankService]) -> None:
         """Ports first: a taken port should cost no loading of weights."""
-        self._bind()
+        await self._bind()
         with ThreadPoolExecutor(max_workers=1) as loader:
             engine = await self._loop.run_in_executor(loader, self._load_engine)
         assert self._model is not None
@@ -249,15 +251,19 @@ class RankProcess:
             draining=self._draining,
         )
 
-    def _bind(self) -> None:
+    async def _bind(self) -> None:
+        """A rank that is started again may meet its predecessor's port for a moment."""
         address = join_address(self._identity.host, self._identity.port)
-        try:
-            self._server.add_insecure_port(address)
-        except RuntimeError:
-            pool = self._identity.pool
-            raise ConfigError(
-                f"{self._identity.rank_id} cannot listen on {address} ({pool}.port): is it in use?"
-            ) from None
+        patience = Deadline.after(BIND_PATIENCE_S, self._clock)
+        while True:
+            try:
+                self._server.add_insecure_port(address)
+                return
+            except RuntimeError:
+                if patience.expired:
+                    name, pool = self._identity.rank_id, self._identity.pool
+                    raise ConfigError(f"{name} cannot listen on {address} ({pool}.port): is it in use?") from None
+            await asyncio.sleep(BIND_PAUSE_S)
 
     def _load_engine(self) -> EngineRank:
         """Blocks while weights are read."""

@@ -1,0 +1,76 @@
+"""A rank that cannot serve says why before it loads anything, and leaves nothing behind."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+
+import pytest
+
+from tests.services.rank_world import running_rank, world_config
+from whalepod.cluster.config import METRICS_PORT_OFFSET
+from whalepod.cluster.embedded_redis import EmbeddedRedis
+from whalepod.cluster.rank_process import rank_identity, rank_options
+from whalepod.cluster.registration import RankRole
+from whalepod.core.errors import ConfigError
+
+
+@pytest.mark.parametrize("offset", [0, METRICS_PORT_OFFSET])
+async def test_a_port_in_use_is_named(redis_server: EmbeddedRedis, offset: int) -> None:
+    config = world_config(redis_server.address.port)
+    with socket.socket() as other:
+        other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        other.bind(("127.0.0.1", config.decode.port + offset))
+        other.listen()
+        with pytest.raises(ConfigError, match=str(config.decode.port + offset)):
+            async with running_rank(config, "decode"):
+                pass
+    async with running_rank(config, "decode"):
+        pass
+
+
+async def test_a_rank_waits_a_moment_for_the_port_of_the_one_before_it(redis_server: EmbeddedRedis) -> None:
+    config = world_config(redis_server.address.port)
+    predecessor = socket.socket()
+    predecessor.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    predecessor.bind(("127.0.0.1", config.decode.port))
+    predecessor.listen()
+    asyncio.get_running_loop().call_later(0.3, predecessor.close)
+    async with running_rank(config, "decode") as rank:
+        assert rank.info.address.endswith(str(config.decode.port))
+
+
+async def test_what_cannot_fit_into_memory_is_refused_with_the_numbers(redis_server: EmbeddedRedis) -> None:
+    config = world_config(redis_server.address.port, decode={"memory_gib": 0.000001})
+    with pytest.raises(ConfigError, match="KV blocks"):
+        async with running_rank(config, "decode"):
+            pass
+
+
+async def test_a_rank_with_other_blocks_does_not_join_and_both_layouts_are_named(redis_server: EmbeddedRedis) -> None:
+    config = world_config(redis_server.address.port)
+    other = config.model_copy(update={"engine": config.engine.model_copy(update={"block_tokens": 32})})
+    async with running_rank(config, "decode"):
+        with pytest.raises(ConfigError) as refusal:
+            async with running_rank(other, "prefill"):
+                pass
+    assert "blocks of 16 tokens" in str(refusal.value)
+    assert "blocks of 32 tokens" in str(refusal.value)
+
+
+def test_a_rank_is_named_by_its_pool_and_place_and_listens_beside_its_neighbours() -> None:
+    config = world_config(7000)
+    first, third = (rank_identity(config, RankRole.DECODE, index) for index in (0, 2))
+    assert (first.rank_id, third.rank_id) == ("decode-0", "decode-2")
+    assert third.port == first.port + 2
+    assert third.metrics_port == third.port + METRICS_PORT_OFFSET
+    assert first.incarnation != third.incarnation
+    assert rank_identity(config, RankRole.PREFILL_ENCODER, 1).rank_id == "prefill-1"
+
+
+def test_each_pool_gives_its_ranks_its_own_limits() -> None:
+    config = world_config(7000, prefill={"slots": 3, "chunk_tokens": 99}, decode={"slots": 7, "memory_gib": 1.0})
+    prefill = rank_options(config, RankRole.PREFILL_FULL)
+    decode = rank_options(config, RankRole.DECODE)
+    assert (prefill.slots, prefill.chunk_tokens, prefill.memory_bytes) == (3, 99, None)
+    assert (decode.slots, decode.memory_bytes) == (7, 2**30)
