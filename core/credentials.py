@@ -17,6 +17,10 @@ class Purpose(Enum):
     TICKET = b"whalepod ticket v1"
     REGISTRATION = b"whalepod registration v1"
     SALT = b"whalepod salt v1"
+    VALUE_KEY = b"whalepod value key v1"
+    """Derives the key of the MACs on stored values."""
+    DIRECT_KEY = b"whalepod direct key v1"
+    """Derives the key by which ranks that exchange values know each other."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,7 @@ Incarnation = NewType("Incarnation", int)
 """64 random bits drawn when a process starts: tells a restarted rank from the one before it."""
 
 REQUEST_ID_BYTES = 16
+NONCE_BYTES = 32
 
 
 def mint_request_id() -> RequestId:
@@ -23,6 +24,11 @@ def mint_request_id() -> RequestId:
 
 def mint_incarnation() -> Incarnation:
     return Incarnation(secrets.randbits(63))
+
+
+def mint_nonce() -> bytes:
+    """32 random bytes that were never used before: makes a proof worthless to whoever overhears it."""
+    return secrets.token_bytes(NONCE_BYTES)
 
 
 def mint_cluster_secret() -> str:

@@ -22,14 +22,22 @@ class StateStore(Protocol):
     def lookup(self, keys: Sequence[BlockKey], *, deadline: Deadline) -> int: ...
 
     def fetch_blocks(
-        self, keys: Sequence[BlockKey], buffers: Sequence[memoryview], *, deadline: Deadline, exact_only: bool = False
+        self,
+        keys: Sequence[BlockKey],
+        buffers: Sequence[memoryview],
+        *,
+        deadline: Deadline,
+        exact_only: bool = False,
+        handed_off_by: str | None = None,
     ) -> Fetched: ...
 
     def put_blocks(self, blocks: Sequence[BlockToPut], *, deadline: Deadline) -> int: ...
 
     def put_snapshot(self, key: bytes, value: SnapshotValue, *, ttl_s: float, deadline: Deadline) -> bool: ...
 
-    def get_snapshot(self, key: bytes, *, deadline: Deadline, unlink: bool = False) -> SnapshotValue | None: ...
+    def get_snapshot(
+        self, key: bytes, *, deadline: Deadline, unlink: bool = False, handed_off_by: str | None = None
+    ) -> SnapshotValue | None: ...
 
     def unlink(self, keys: Sequence[bytes], *, deadline: Deadline) -> int: ...
 
@@ -58,6 +66,8 @@ class LoadJob:
     deadline: Deadline
     own_snapshot: bytes | None = None
     """Store key of this request's own snapshot."""
+    handed_off_by: str | None = None
+    """Of a hand-off: `host:port` where the rank that made it serves its memory; empty: it does not."""
     turn_snapshot: Callable[[int], bytes | None] | None = None
     """Given the leading blocks available: store key of the turn snapshot to look for."""
 
@@ -99,7 +109,10 @@ Answer = Loaded | HandoffWritten | RoomFreed
 def run_load(store: StateStore, job: LoadJob, *, block_bytes: int) -> Loaded:
     """Own snapshot, then blocks run by run up to the first that is missing; if that is not all, a turn snapshot where
     they end."""
-    own = store.get_snapshot(job.own_snapshot, deadline=job.deadline) if job.own_snapshot else None
+    giver = job.handed_off_by
+    own: SnapshotValue | None = None
+    if job.own_snapshot is not None:
+        own = store.get_snapshot(job.own_snapshot, deadline=job.deadline, handed_off_by=giver)
     present_stored = 0
     if job.confirm_present and job.blocks_present:
         present_stored = store.lookup(job.keys[: job.blocks_present], deadline=job.deadline)
@@ -111,7 +124,9 @@ def run_load(store: StateStore, job: LoadJob, *, block_bytes: int) -> Loaded:
         keys = job.keys[first : first + runs * RUN_BLOCKS - first % RUN_BLOCKS]
         runs = min(2 * runs, FETCH_RUNS_MAX)
         buffers = [memoryview(bytearray(block_bytes)) for _ in keys]
-        fetched = store.fetch_blocks(keys, buffers, deadline=job.deadline, exact_only=job.exact_only)
+        fetched = store.fetch_blocks(
+            keys, buffers, deadline=job.deadline, exact_only=job.exact_only, handed_off_by=giver
+        )
         payloads += buffers[: fetched.count]
         exact += fetched.exact[: fetched.count]
         if fetched.count < len(keys):

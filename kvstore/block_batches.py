@@ -17,10 +17,11 @@ from whalepod.core.block_keys import BlockKey
 from whalepod.core.clock import Deadline
 
 from . import metrics
-from .redis_shard import Shard
-from .redis_transport import RedisTransport, Renewal, ValueToWrite, Written
+from .held_values import HeldValues
+from .missing_keys import MissingKeys
 from .renewals import Renewals
 from .store_keys import block_store_key
+from .transport import Place, Renewal, ValueToWrite, ValueTransport, Written
 from .value_format import HEADER_BYTES, BytesLike, Header, Refusal, parse_header
 from .value_sinks import BlockSink, Rejected
 from .value_writer import ValueWriter, flat_pieces
@@ -65,18 +66,41 @@ class BatchThreads:
 
 
 class BlockBatches:
-    """Thread-safe. The transport has at least one server."""
+    """Thread-safe. The transport has at least one server, or values are held here."""
 
     def __init__(
-        self, transport: RedisTransport, writer: ValueWriter, *, renewals: Renewals, threads: BatchThreads
+        self,
+        transport: ValueTransport,
+        writer: ValueWriter,
+        *,
+        renewals: Renewals | None,
+        missing: MissingKeys,
+        threads: BatchThreads,
+        held: HeldValues | None = None,
     ) -> None:
+        """`renewals` None: a hit lengthens no life. `held` keeps what is put for ranks that read it from here."""
         self._transport = transport
+        self._missing = missing
+        self._held = held
         self._writer = writer
         self._renewals = renewals
         self._threads = threads
 
+    @property
+    def available(self) -> bool:
+        """Some server is, as far as is known."""
+        return any(shard.available for shard in self._transport.shards)
+
+    @property
+    def read_bytes_per_s(self) -> float | None:
+        """Of the slowest server that has been measured; None: none has."""
+        known = [speed for shard in self._transport.shards if (speed := shard.read_bytes_per_s) is not None]
+        return min(known, default=None)
+
     def fetch(self, sinks: Sequence[BlockSink], *, deadline: Deadline) -> None:
         """Fill the leading sinks; those past the first gap may be left out. Corrupt values leave the store."""
+        if not sinks:
+            return
         batches = self._batches([sink.block for sink in sinks])
         self._until_gap(batches, lambda batch: self._fetch_batch(sinks[batch], deadline))
         for sink in sinks:
@@ -84,7 +108,8 @@ class BlockBatches:
                 remove_if_corrupt(self._transport, sink.rejected, deadline=deadline)
 
     def put(self, blocks: Sequence[BlockToPut], *, deadline: Deadline) -> int:
-        """How many leading blocks the store holds. Raises ValueError on a payload of the wrong size."""
+        """How many leading blocks the store, or this rank for others, holds. Raises ValueError on a payload of the
+        wrong size."""
         layout = self._writer.layout
         payloads = [flat_pieces(block.payload) for block in blocks]
         if any(sum(map(len, payload)) != layout.payload_bytes for payload in payloads):
@@ -93,7 +118,7 @@ class BlockBatches:
         return self._until_gap(batches, lambda batch: self._put_batch(blocks[batch], payloads[batch], deadline))
 
     def _fetch_batch(self, sinks: Sequence[BlockSink], deadline: Deadline) -> int:
-        due = self._renewals.due([sink.block for sink in sinks])
+        due = self._due([sink.block for sink in sinks])
         value_bytes = HEADER_BYTES + len(sinks[0].buffer)
         complete = self._transport.read(
             self._transport.shard_of(sinks[0].key),
@@ -103,7 +128,10 @@ class BlockBatches:
             deadline=deadline,
         )
         if complete:
-            self._renewals.note(due)
+            self._note_renewed(due)
+            for sink in sinks:
+                if not sink.verified and sink.rejected is None:
+                    self._missing.note(sink.key)
         verified = [sink.verified for sink in sinks]
         metrics.BYTES.labels("read").inc(sum(verified) * value_bytes)
         return leading(verified)
@@ -115,26 +143,39 @@ class BlockBatches:
             self._writer.block(block.key, payload, exact=block.exact)
             for block, payload in zip(blocks, payloads, strict=True)
         ]
+        if self._held is not None:
+            self._held.keep(values)
+            if not self._transport.shards:
+                return len(values)
         shard = self._transport.shard_of(values[0].key)
         outcomes = self._transport.write(shard, values, only_if_absent=True, deadline=deadline)
         count_written(values, outcomes)
-        self._renewals.note(
+        self._note_renewed(
             block.key for block, outcome in zip(blocks, outcomes, strict=True) if outcome is Written.STORED
         )
+        held = (Written.STORED, Written.PRESENT)
+        self._missing.forget(value.key for value, outcome in zip(values, outcomes, strict=True) if outcome in held)
         present = [index for index, outcome in enumerate(outcomes) if outcome is Written.PRESENT]
-        due = self._renewals.due([blocks[index].key for index in present])
+        due = self._due([blocks[index].key for index in present])
         if due and self._transport.renew(shard, self._lives(due), deadline=deadline):
-            self._renewals.note(due)
+            self._note_renewed(due)
         self._upgrade(shard, [(blocks[index], values[index]) for index in present if blocks[index].exact], deadline)
-        return leading(outcome in (Written.STORED, Written.PRESENT) for outcome in outcomes)
+        return len(values) if self._held is not None else leading(outcome in held for outcome in outcomes)
 
-    def _upgrade(self, shard: Shard, exact: Sequence[tuple[BlockToPut, ValueToWrite]], deadline: Deadline) -> None:
+    def _upgrade(self, shard: Place, exact: Sequence[tuple[BlockToPut, ValueToWrite]], deadline: Deadline) -> None:
         """Replace those of the stored blocks that are approximate. Losing a race leaves a valid block."""
         heads = self._transport.heads(shard, [value.key for _, value in exact], deadline=deadline) if exact else None
         for (block, value), head in zip(exact, heads or (), strict=False):
             header = parse_header(head)
             if isinstance(header, Header) and header.identity == block.key.hash and not header.exact:
                 self._transport.replace_if(shard, value, head=head, deadline=deadline)
+
+    def _due(self, keys: Sequence[BlockKey]) -> list[BlockKey]:
+        return self._renewals.due(keys) if self._renewals is not None else []
+
+    def _note_renewed(self, keys: Iterable[BlockKey]) -> None:
+        if self._renewals is not None:
+            self._renewals.note(keys)
 
     def _lives(self, keys: Sequence[BlockKey]) -> list[Renewal]:
         settings = self._writer.settings
@@ -170,16 +211,21 @@ class BlockBatches:
         return sum(done[: first_gap + 1])
 
 
-def remove_if_corrupt(transport: RedisTransport, value: Rejected, *, deadline: Deadline) -> None:
+def remove_if_corrupt(transport: ValueTransport, value: Rejected, *, deadline: Deadline) -> None:
     """Count a value that was not used; remove it if it is wrong for everyone and still the one that was read."""
     shard = transport.shard_of(value.key)
     metrics.VALUES_REFUSED.labels(value.refusal.value).inc()
     if value.refusal in (Refusal.CHECKSUM, Refusal.HEADER_CHECKSUM):
         metrics.CHECKSUM_ERRORS.labels(shard.name).inc()
-    if value.refusal in (Refusal.IDENTITY, Refusal.NAMESPACE, Refusal.CLASS):
+    if value.refusal in (Refusal.IDENTITY, Refusal.NAMESPACE, Refusal.CLASS, Refusal.MAC):
         metrics.IDENTITY_MISMATCHES.inc()
     if value.refusal.is_corrupt:
-        logger.error("store %s: a value is wrong (%s) and is removed", shard.name, value.refusal.value)
+        header = parse_header(value.head)
+        writer = f"{header.writer:016x}" if isinstance(header, Header) else "unknown"
+        logger.error(
+            "store %s: a value of writer %s is wrong (%s) and is removed", shard.name, writer, value.refusal.value
+        )
+        shard.note_corrupt()
         transport.delete_if(shard, value.key, head=value.head, value_bytes=value.value_bytes, deadline=deadline)
 
 

@@ -18,15 +18,21 @@ from whalepod.core.ids import Incarnation
 
 from . import metrics
 from .block_batches import BatchThreads, BlockBatches, BlockToPut, count_written, leading, remove_if_corrupt
+from .block_reader import BlockReader
+from .direct_peers import DirectPeers, Peer
+from .held_values import HeldValues
+from .missing_keys import MissingKeys
+from .node_cache import NodeCache
 from .plain_block_headers import PlainBlockHeaders
-from .redis_shard import Shard
-from .redis_transport import RedisTransport, Written
+from .redis_transport import RedisTransport
 from .renewals import Renewals
 from .settings import StoreSettings
 from .store_keys import block_store_key
+from .transport import Place, ValueTransport, Written
 from .value_format import HEADER_BYTES, BlockLayout, SnapshotValue
+from .value_mac import ValueMac
 from .value_sinks import BlockSink, SnapshotSink
-from .value_writer import ValueWriter, flat
+from .value_writer import ValueWriter, flat, flat_pieces
 
 __all__ = ["BlockToPut", "Fetched", "KvClient", "ShardHealth"]
 
@@ -69,18 +75,44 @@ class KvClient:
         layout: BlockLayout | None = None,
         incarnation: Incarnation,
         clock: Clock = SYSTEM_CLOCK,
+        transport: ValueTransport | None = None,
+        cache: NodeCache | None = None,
+        held: HeldValues | None = None,
+        direct_key: bytes | None = None,
     ) -> None:
+        """`transport` None: Redis, as the settings say. `cache` is shared with the node's other ranks, and closed here.
+        `held` keeps what is put, uncopied, for ranks that read it from this one. `direct_key`: how this process and the
+        ranks it reads from know each other; None: it reads from none.
+        """
         threads = max(1, len(settings.addresses) * settings.data_connections)
         self._settings = settings
-        self._transport = RedisTransport(settings, jitter=Random(incarnation), clock=clock)
+        self._transport = transport or RedisTransport(settings, jitter=Random(incarnation), clock=clock)
         self._executor = ThreadPoolExecutor(max_workers=threads, thread_name_prefix="kv-batch")
         self._threads = BatchThreads(self._executor, threads)
+        self._missing = MissingKeys(life_s=settings.missing_life_s, clock=clock)
+        self._cache = cache
+        self._held = held
+        self._peers: DirectPeers | None = None
         self._writer: ValueWriter | None = None
         if layout is not None:
-            renewals = Renewals(interval_s=settings.touch_interval_s, clock=clock)
-            self._writer = ValueWriter(namespace, layout, incarnation, settings, clock)
-            self._headers = PlainBlockHeaders(namespace, layout)
-            self._batches = BlockBatches(self._transport, self._writer, renewals=renewals, threads=self._threads)
+            self._mac = ValueMac(settings.mac_key) if settings.mac_key is not None else None
+            self._writer = ValueWriter(namespace, layout, incarnation, settings, clock, self._mac)
+            self._headers = PlainBlockHeaders(namespace, layout, signed=self._mac is not None)
+            self._batches = BlockBatches(
+                self._transport,
+                self._writer,
+                renewals=Renewals(interval_s=settings.touch_interval_s, clock=clock),
+                missing=self._missing,
+                threads=self._threads,
+                held=held,
+            )
+            store = self._batches if self._transport.shards else None
+            self._reader = BlockReader(store, missing=self._missing, cache=cache)
+            if direct_key is not None:
+                jitter = Random(incarnation + 1)
+                self._peers = DirectPeers(
+                    settings, self._writer, key=direct_key, threads=self._threads, jitter=jitter, clock=clock
+                )
 
     def lookup(self, keys: Sequence[BlockKey], *, deadline: Deadline) -> int:
         """How many leading blocks of the chain `keys` (depth 0 first) are stored. A guess: only a fetch confirms it.
@@ -97,45 +129,59 @@ class KvClient:
         return found
 
     def fetch_blocks(
-        self, keys: Sequence[BlockKey], buffers: Sequence[memoryview], *, deadline: Deadline, exact_only: bool = False
+        self,
+        keys: Sequence[BlockKey],
+        buffers: Sequence[memoryview],
+        *,
+        deadline: Deadline,
+        exact_only: bool = False,
+        handed_off_by: str | None = None,
     ) -> Fetched:
         """Read the leading blocks of `keys` into `buffers`, one writable buffer of `layout.payload_bytes` a key.
 
         The result counts the blocks before the first that is missing, late or wrong (or, with `exact_only`,
-        approximate). Buffers past that hold anything. Nothing writes to a buffer after this has returned. A hit renews
-        the block's life. Raises ValueError on a buffer of another size.
+        approximate): at the deadline it is what has arrived without a gap. Buffers past that hold anything. Nothing
+        writes to a buffer after this has returned. A hit renews the block's life. `handed_off_by`: `host:port` of the
+        rank that has just published them and can be asked too; empty: it serves nobody directly. Raises ValueError on a
+        buffer of another size.
         """
         writer = self._required_writer
         views = [flat(buffer) for buffer in buffers]
         if any(len(view) != writer.layout.payload_bytes or view.readonly for view in views):
             raise ValueError(f"a block's buffer is writable and has {writer.layout.payload_bytes} bytes")
-        sinks = [BlockSink(key, view, self._headers, exact_only) for key, view in zip(keys, views, strict=True)]
-        if self._transport.shards:
-            with metrics.FETCH_SECONDS.labels("block").time():
-                self._batches.fetch(sinks, deadline=deadline)
+        pairs = zip(keys, views, strict=True)
+        sinks = [BlockSink(key, view, self._headers, exact_only, self._mac) for key, view in pairs]
+        peer = self._peer(handed_off_by)
+        with metrics.FETCH_SECONDS.labels("block").time():
+            told = handed_off_by is not None
+            self._reader.read(sinks, deadline=deadline, peer=peer.batches if peer else None, told=told)
         exact: list[bool] = []
         for sink in sinks:
             if not sink.verified:
                 break
             exact.append(sink.exact)
-        metrics.TOKENS.labels("store").inc(len(exact) * writer.layout.block_tokens)
         return Fetched(count=len(exact), exact=tuple(exact))
 
     def put_blocks(self, blocks: Sequence[BlockToPut], *, deadline: Deadline) -> int:
-        """Store blocks; returns how many *leading* ones the store is known to hold.
+        """Store blocks; returns how many *leading* ones the store is known to hold, or this rank for others.
 
         Past the first that was not taken some may be missing, and none is tried any more. A block that somebody stored
         before counts as held and its life is renewed. An exact block replaces an approximate one, never the reverse;
         nothing else is ever overwritten. Raises ValueError on a payload of the wrong size.
         """
         assert self._required_writer
-        if not self._transport.shards:
+        if self._cache is not None:
+            self._cache.put(
+                [(block.key.hash, block.key.parent, block.exact, flat_pieces(block.payload)) for block in blocks]
+            )
+        if not self._transport.shards and self._held is None:
             return 0
         with metrics.STORE_SECONDS.labels("block").time():
             return self._batches.put(blocks, deadline=deadline)
 
     def put_snapshot(self, key: bytes, value: SnapshotValue, *, ttl_s: float, deadline: Deadline) -> bool:
-        """Store a snapshot under a key of `store_keys.py`, over any earlier one. True: the store has acknowledged it.
+        """Store a snapshot under a key of `store_keys.py`, over any earlier one. True: the store has acknowledged it,
+        or this rank holds it for others.
 
         Raises ValueError if it is above `value_bytes_max`.
         """
@@ -143,31 +189,31 @@ class KvClient:
         bytes_max = self._settings.value_bytes_max
         if to_write.value_bytes > bytes_max:
             raise ValueError(f"a snapshot of {to_write.value_bytes} bytes is above value_bytes_max ({bytes_max})")
+        if self._held is not None:
+            self._held.keep([to_write])
         if not self._transport.shards:
-            return False
+            return self._held is not None
         with metrics.STORE_SECONDS.labels("snapshot").time():
             shard = self._transport.shard_of(key)
             outcomes = self._transport.write(shard, [to_write], only_if_absent=False, deadline=deadline)
         count_written([to_write], outcomes)
-        return outcomes == [Written.STORED]
+        return outcomes == [Written.STORED] or self._held is not None
 
-    def get_snapshot(self, key: bytes, *, deadline: Deadline, unlink: bool = False) -> SnapshotValue | None:
-        """The snapshot under `key`, verified, or None. `unlink` removes it after it has been read (hand-offs)."""
-        writer = self._required_writer
-        if not self._transport.shards:
-            return None
-        sink = SnapshotSink(key, writer.namespace, writer.layout.format_id, self._settings.value_bytes_max)
-        shard = self._transport.shard_of(key)
+    def get_snapshot(
+        self, key: bytes, *, deadline: Deadline, unlink: bool = False, handed_off_by: str | None = None
+    ) -> SnapshotValue | None:
+        """The snapshot under `key`, verified, or None. `unlink` removes it after it has been read (hand-offs).
+        `handed_off_by`: as for blocks."""
         with metrics.FETCH_SECONDS.labels("snapshot").time():
-            self._transport.read(shard, [sink], value_bytes=SNAPSHOT_BYTES_GUESS, deadline=deadline)
-        if sink.rejected is not None:
-            remove_if_corrupt(self._transport, sink.rejected, deadline=deadline)
-        if sink.value is None:
-            return None
-        metrics.BYTES.labels("read").inc(HEADER_BYTES + sum(map(len, sink.value.parts.values())))
-        if unlink:
-            self._transport.unlink(shard, [key], deadline=deadline)
-        return sink.value
+            value = self._snapshot_from(self._transport, key, deadline) if self._transport.shards else None
+            peer = self._peer(handed_off_by) if value is None else None
+            if peer is not None:
+                value = self._snapshot_from(peer.transport, key, deadline)
+        if value is not None:
+            metrics.BYTES.labels("read").inc(HEADER_BYTES + sum(map(len, value.parts.values())))
+            if unlink and self._transport.shards:
+                self._transport.unlink(self._transport.shard_of(key), [key], deadline=deadline)
+        return value
 
     def unlink(self, keys: Sequence[bytes], *, deadline: Deadline) -> int:
         """Remove values by their Redis keys; returns how many were there, as far as the store has answered."""
@@ -191,12 +237,27 @@ class KvClient:
     def close(self) -> None:
         """Idempotent."""
         self._executor.shutdown()
+        if self._peers is not None:
+            self._peers.close()
         self._transport.close()
+        if self._cache is not None:
+            self._cache.close()
 
     @property
     def _required_writer(self) -> ValueWriter:
         assert self._writer is not None, "a client without a layout only looks up"
         return self._writer
+
+    def _peer(self, address: str | None) -> Peer | None:
+        return self._peers.find(address) if address and self._peers is not None else None
+
+    def _snapshot_from(self, transport: ValueTransport, key: bytes, deadline: Deadline) -> SnapshotValue | None:
+        writer, bytes_max = self._required_writer, self._settings.value_bytes_max
+        sink = SnapshotSink(key, writer.namespace, writer.layout.format_id, bytes_max, self._mac)
+        transport.read(transport.shard_of(key), [sink], value_bytes=SNAPSHOT_BYTES_GUESS, deadline=deadline)
+        if sink.rejected is not None:
+            remove_if_corrupt(transport, sink.rejected, deadline=deadline)
+        return sink.value
 
     def _lookup(self, keys: Sequence[BlockKey], deadline: Deadline) -> tuple[int, bool]:
         """Leading blocks found, and whether every server asked has answered."""
@@ -216,7 +277,7 @@ class KvClient:
         present = [False] * len(keys)
         silent: list[str] = []
 
-        def probe(shard: Shard, indices: Sequence[int]) -> None:
+        def probe(shard: Place, indices: Sequence[int]) -> None:
             answers = self._transport.exists(shard, [names[index] for index in indices], deadline=deadline)
             if answers is None:
                 silent.append(shard.name)
@@ -228,9 +289,9 @@ class KvClient:
         self._threads.run([lambda item=item: probe(*item) for item in by_shard.items()])
         return present, not silent
 
-    def _by_shard(self, keys: Sequence[bytes]) -> dict[Shard, list[int]]:
+    def _by_shard(self, keys: Sequence[bytes]) -> dict[Place, list[int]]:
         """Indices into `keys` by the server that has them; empty if there is no store."""
-        by_shard: dict[Shard, list[int]] = defaultdict(list)
+        by_shard: dict[Place, list[int]] = defaultdict(list)
         if self._transport.shards:
             for index, key in enumerate(keys):
                 by_shard[self._transport.shard_of(key)].append(index)

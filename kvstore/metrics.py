@@ -4,20 +4,26 @@ from __future__ import annotations
 
 from typing import Final
 
-from prometheus_client import Counter, Histogram
+from prometheus_client import Counter, Gauge, Histogram
 
 # 100 µs is a loopback round trip, 10 s is past every deadline.
 _SECONDS: Final = (1e-4, 2.5e-4, 5e-4, 1e-3, 2.5e-3, 5e-3, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 
 LOOKUPS = Counter("whalepod_kv_lookup", "Prefix lookups by result (hit, partial, miss, skipped, error).", ["result"])
 TOKENS = Counter("whalepod_kv_tokens", "Prompt tokens whose KV was restored, by source.", ["source"])
-BYTES = Counter("whalepod_kv_bytes", "Value bytes exchanged with the store, by direction (read, written).", ["dir"])
+BYTES = Counter("whalepod_kv_bytes", "Value bytes by direction: read, written, served (to other ranks).", ["dir"])
 WRITES_DROPPED = Counter("whalepod_kv_write_dropped", "Values the store did not take, by reason.", ["reason"])
 VALUES_REFUSED = Counter("whalepod_kv_value_refused", "Values read and not used, by reason.", ["reason"])
 IDENTITY_MISMATCHES = Counter("whalepod_kv_identity_mismatch", "Values found under another value's key.")
 CHECKSUM_ERRORS = Counter("whalepod_kv_checksum_error", "Values whose checksum was wrong, by shard.", ["shard"])
 ERRORS = Counter("whalepod_kv_error", "Error replies, by code.", ["code"])
 BREAKER_OPEN_SECONDS = Counter("whalepod_kv_breaker_open_seconds", "Time a shard was not used, by shard.", ["shard"])
+SHARDS_SUSPECTED = Counter(
+    "whalepod_kv_suspect", "Times a shard was bypassed for its wrong values, by shard.", ["shard"]
+)
+REDIRECTIONS = Counter("whalepod_kv_redirect", "Redirections followed, by kind (moved, ask, readonly).", ["kind"])
+READ_SPEED = Gauge("whalepod_kv_read_bytes_per_second", "Estimate of how fast values come, by shard.", ["shard"])
+NODE_CACHE_EVICTED = Counter("whalepod_kv_node_cache_evicted", "Blocks that made room for others in the node cache.")
 CONNECTIONS_DISCARDED = Counter("whalepod_kv_conn_discarded", "Connections closed in doubt, by reason.", ["reason"])
 
 LOOKUP_SECONDS = Histogram("whalepod_kv_lookup_seconds", "Time of one prefix lookup.", buckets=_SECONDS)

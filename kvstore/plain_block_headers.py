@@ -7,13 +7,14 @@ comparisons of bytes. Anything else, right or wrong, is for `parse_header` and `
 from __future__ import annotations
 
 import struct
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import google_crc32c
 
 from whalepod.core.block_keys import BlockKey
 
-from .value_format import HEADER_BYTES, MAGIC, VERSION, BlockLayout, Flag, Header, ValueClass, encode_header
+from .value_format import MAGIC, VERSION, BlockLayout, Flag, Header, ValueClass, encode_header, header_bytes_of
 
 # Offsets of the header's fields, `kvstore.md` §3.2.
 CLASS_AT = 12
@@ -22,8 +23,6 @@ CHECKSUM_AT = 112
 DRAFT_AT = 136
 HEADER_CHECKSUM_AT = 252
 
-_START = MAGIC + struct.pack("<HH", VERSION, HEADER_BYTES)
-_EXACT = {b"\0\0\0\0": False, struct.pack("<I", Flag.EXACT): True}
 _DEPTH_TOKENS_BYTES = struct.Struct("<IIQ")
 _CHECKSUM = struct.Struct("<Q")
 _HEADER_CHECKSUM = struct.Struct("<I")
@@ -35,10 +34,18 @@ class PlainBlockHeaders:
 
     namespace: bytes
     layout: BlockLayout
+    signed: bool = False
+    """They carry a MAC."""
+    _start: bytes = field(init=False)
+    _exact: Mapping[bytes, bool] = field(init=False)
     _before_identity: bytes = field(init=False)
     _after_created: bytes = field(init=False)
 
     def __post_init__(self) -> None:
+        flags = Flag.MAC if self.signed else 0
+        object.__setattr__(self, "_start", MAGIC + struct.pack("<HH", VERSION, header_bytes_of(flags)))
+        exact_of = {struct.pack("<I", flags): False, struct.pack("<I", flags | Flag.EXACT): True}
+        object.__setattr__(self, "_exact", exact_of)
         header = Header(
             value_class=ValueClass.BLOCK,
             format_id=self.layout.format_id,
@@ -54,12 +61,12 @@ class PlainBlockHeaders:
 
     def read(self, head: bytes, key: BlockKey, *, value_bytes: int) -> tuple[int, bool] | None:
         """The payload's xxh3-64 checksum and whether the block is exact; None if this is no plain header of `key`'s."""
-        exact = _EXACT.get(head[8:CLASS_AT])
+        exact = self._exact.get(head[8:CLASS_AT])
         sizes = _DEPTH_TOKENS_BYTES.pack(key.depth, self.layout.block_tokens, self.layout.payload_bytes)
         plain = (
             exact is not None
-            and value_bytes == HEADER_BYTES + self.layout.payload_bytes
-            and head[:8] == _START
+            and value_bytes == header_bytes_of(Flag.MAC if self.signed else 0) + self.layout.payload_bytes
+            and head[:8] == self._start
             and head[CLASS_AT:CHECKSUM_AT] == self._before_identity + key.hash + key.parent + sizes
             and head[DRAFT_AT:HEADER_CHECKSUM_AT] == self._after_created
             and google_crc32c.value(head[:HEADER_CHECKSUM_AT])

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections import deque
 from collections.abc import Callable
 from enum import Enum
 from random import Random
@@ -29,11 +30,21 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
+Greeting = Callable[[RespConnection, Deadline], None]
+"""Raises StoreFault if the server is not who it should be."""
+
 BACKOFF_S = 0.05
 FAIR_CHANCE_S = 0.05
 """A timeout shorter than this says more about its caller than about the server."""
 PROBE_KEY = b"b:{probe}:"
 """Inside the key patterns that a restricted user may read."""
+CORRUPT_MAX = 3
+"""More wrong values than this within `CORRUPT_WINDOW_S`, and the server is bypassed for as long (`kvstore.md` F17)."""
+CORRUPT_WINDOW_S = 60.0
+SPEED_SHARE = 0.2
+"""Weight of the newest transfer in the estimate of a server's speed."""
+SPEED_BYTES_MIN = 64 << 10
+"""A smaller transfer says more about latency."""
 
 
 class Lane(Enum):
@@ -46,8 +57,18 @@ class Lane(Enum):
 class Shard:
     """Connections to one server. Thread-safe. Reconnects by itself until `close`."""
 
-    def __init__(self, address: StoreAddress, settings: StoreSettings, *, jitter: Random, clock: Clock) -> None:
+    def __init__(
+        self,
+        address: StoreAddress,
+        settings: StoreSettings,
+        *,
+        jitter: Random,
+        clock: Clock,
+        greet: Greeting | None = None,
+    ) -> None:
+        """`greet` is what a new connection says first, before the credentials in the address."""
         self.name = str(address)
+        self._greet = greet
         self._address = address
         self._settings = settings
         self._jitter = jitter
@@ -62,6 +83,9 @@ class Shard:
         self._attempts_failed = 0
         self._attempt: Deadline | None = None
         self._disabled_by: str | None = None
+        self._corrupt_at_s: deque[float] = deque(maxlen=CORRUPT_MAX + 1)
+        self._suspect_until_s = float("-inf")
+        self._read_bytes_per_s: float | None = None
         self._generation = 0
         self._closing = threading.Event()
         self._keeper = threading.Thread(target=self._keep, name=f"kv-keeper {self.name}", daemon=True)
@@ -77,6 +101,33 @@ class Shard:
     def disabled_by(self) -> str | None:
         with self._lock:
             return self._disabled_by
+
+    @property
+    def address(self) -> StoreAddress:
+        return self._address
+
+    @property
+    def read_bytes_per_s(self) -> float | None:
+        return self._read_bytes_per_s
+
+    def note_corrupt(self) -> None:
+        """A value from here was wrong. Too many of those, and the server is left alone for a while."""
+        with self._lock:
+            now_s = self._clock.monotonic_s()
+            self._corrupt_at_s.append(now_s)
+            often = len(self._corrupt_at_s) > CORRUPT_MAX and now_s - self._corrupt_at_s[0] <= CORRUPT_WINDOW_S
+            if often and now_s >= self._suspect_until_s:
+                self._suspect_until_s = now_s + CORRUPT_WINDOW_S
+                metrics.SHARDS_SUSPECTED.labels(self.name).inc()
+                logger.error("store %s gave %d wrong values in a minute: bypassed", self.name, CORRUPT_MAX + 1)
+                self._returned.notify_all()
+
+    def note_read(self, value_bytes: int, seconds: float) -> None:
+        """So much was read in so long."""
+        if value_bytes >= SPEED_BYTES_MIN and seconds > 0:
+            speed, known = value_bytes / seconds, self._read_bytes_per_s
+            self._read_bytes_per_s = speed if known is None else known + SPEED_SHARE * (speed - known)
+            metrics.READ_SPEED.labels(self.name).set(self._read_bytes_per_s)
 
     def exchange(
         self, lane: Lane, talk: Callable[[RespConnection, Deadline], T], *, deadline: Deadline, value_bytes: int = 0
@@ -117,7 +168,8 @@ class Shard:
 
     @property
     def _unusable(self) -> bool:
-        return self._closing.is_set() or self._disabled_by is not None or self._breaker.open
+        out_of_use = self._closing.is_set() or self._disabled_by is not None or self._breaker.open
+        return out_of_use or self._clock.monotonic_s() < self._suspect_until_s
 
     @property
     def _connected(self) -> bool:
@@ -264,6 +316,8 @@ class Shard:
             self._attempt = deadline
         connection = RespConnection.connect(self._address, deadline=deadline)
         try:
+            if self._greet is not None:
+                self._greet(connection, deadline)
             for words in self._handshake():
                 connection.send([command(*words)], deadline=deadline)
                 _check_welcome(connection.read_reply(deadline=deadline))
@@ -289,7 +343,7 @@ def _is_timeout(fault: StoreFault) -> bool:
 
 def _check_welcome(reply: Reply) -> None:
     """Raises StoreFault unless the server took a command of the handshake."""
-    if not isinstance(reply, ErrorReply):
+    if not isinstance(reply, ErrorReply) or reply.code == "MOVED":  # a node of a cluster is there, whoever has the slot
         return
     metrics.ERRORS.labels(code_label(reply)).inc()
     raise_if_server_wide(reply)

@@ -1,211 +1,266 @@
 """Values in and out of one or many Redis servers, in pipelined batches that each end by their deadline.
 
-A key's tag (`store_keys.shard_tag`) picks its server by rendezvous hashing: adding one server of n moves 1/n of the
-tags and no others. A batch holds keys of one server. What the store does not answer is `None` or `UNKNOWN`, never an
+A key's tag (`store_keys.shard_tag`) picks its server. Servers of their own share the tags by rendezvous hashing: adding
+one of n moves 1/n of the tags and no others. The nodes of a Redis Cluster say which of them has what (`topology.py`);
+their redirections are followed within the deadline. What the store does not answer is `None` or `UNKNOWN`, never an
 exception.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
-from dataclasses import dataclass
-from enum import Enum
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from random import Random
-from typing import Protocol
-
-import xxhash
 
 from whalepod.core.clock import Clock, Deadline
 
 from . import metrics
 from .faults import ErrorReply, FaultReason, Meaning, StoreFault, code_label, meaning_of, raise_if_server_wide
-from .redis_shard import Lane, Shard
+from .redis_shard import Greeting, Lane, Shard
 from .resp import Reply, RespConnection, command, gather
 from .scripts import DELETE_IF, RENEW, REPLACE_IF, ScriptCall
 from .settings import StoreSettings
-from .store_keys import shard_tag
+from .slot_map import Redirection
+from .topology import Topology
+from .transport import Place, Renewal, ValueSink, ValueToWrite, Written
 from .value_format import HEADER_BYTES, BytesLike
 
 logger = logging.getLogger(__name__)
 
 DRAIN_BYTES_MAX = 4 << 20
 """More than this is not read to be thrown away: the connection is closed instead."""
+HOPS_MAX = 3
+"""Servers asked about one item at most: the first, and those it leads to."""
+ASKING = command(b"ASKING")
 
 
-class ValueSink(Protocol):
-    """Where one value goes. One thread calls `open` once if the value exists, then `finish` if it was taken."""
+@dataclass(slots=True)
+class _Batch:
+    """Items of one pipeline that are still to be asked about, and where the server says that some of them are."""
 
-    @property
-    def key(self) -> bytes: ...
+    items: Sequence[int]
+    asking: bool = False
+    elsewhere: dict[int, Redirection] = field(default_factory=dict)
 
-    def open(self, head: bytes, value_bytes: int) -> Sequence[memoryview] | None:
-        """Judge the value's first bytes (256, or all of a shorter one); returns where the rest goes, None to refuse
-        it."""
-        ...
+    def pipeline(self, commands: Mapping[int, Sequence[BytesLike]]) -> list[BytesLike]:
+        prefix = [ASKING] if self.asking else []
+        return [piece for item in self.items for piece in (*prefix, *commands[item])]
 
-    def finish(self) -> None:
-        """The rest is in place."""
-        ...
+    def judged(self, item: int, reply: Reply) -> Reply:
+        """The reply, unless it is a redirection, which is kept and None instead. Raises StoreFault, see `_judged`."""
+        if isinstance(reply, ErrorReply) and (redirection := Redirection.parse(reply)) is not None:
+            self.elsewhere[item] = redirection
+            return None
+        return _judged(reply)
 
-
-@dataclass(frozen=True, slots=True)
-class ValueToWrite:
-    """One value as pieces that follow each other. `life_ms`: how long the store should keep it."""
-
-    key: bytes
-    pieces: tuple[BytesLike, ...]
-    life_ms: int
-
-    @property
-    def value_bytes(self) -> int:
-        return sum(len(piece) for piece in self.pieces)
+    def skip_asking(self, connection: RespConnection, deadline: Deadline) -> None:
+        if self.asking:
+            _judged(connection.read_reply(deadline=deadline))
 
 
-class Written(Enum):
-    STORED = "stored"
-    PRESENT = "present"
-    """Somebody's value is there already."""
-    DROPPED = "dropped"
-    """The server answered no."""
-    UNKNOWN = "unknown"
-    """No answer. It may or may not be there, which is harmless: names are content."""
-
-
-@dataclass(frozen=True, slots=True)
-class Renewal:
-    """The life one key should have at least."""
-
-    key: bytes
-    life_ms: int
+Talk = Callable[[RespConnection, Deadline, _Batch], None]
 
 
 class RedisTransport:
     """Thread-safe. `jitter` spreads the reconnects of many processes."""
 
-    def __init__(self, settings: StoreSettings, *, jitter: Random, clock: Clock) -> None:
-        self._settings = settings
-        self.shards = tuple(
-            Shard(address, settings, jitter=Random(jitter.getrandbits(64)), clock=clock)
-            for address in settings.addresses
-        )
+    def __init__(self, settings: StoreSettings, *, jitter: Random, clock: Clock, greet: Greeting | None = None) -> None:
+        """`greet` is what a new connection says first."""
+        self._clock = clock
+        self._topology = Topology(settings, jitter=jitter, clock=clock, greet=greet)
+
+    @property
+    def shards(self) -> tuple[Shard, ...]:
+        return self._topology.shards
 
     def shard_of(self, key: bytes) -> Shard:
         """Needs at least one server."""
-        tag = shard_tag(key)
-        return max(self.shards, key=lambda shard: xxhash.xxh3_64_intdigest(shard.name.encode() + b"\0" + tag))
+        return self._topology.shard_of(key)
 
-    def exists(self, shard: Shard, keys: Sequence[bytes], *, deadline: Deadline) -> list[bool] | None:
-        """Whether each key is there, in one round trip. None: the server did not say."""
+    def exists(self, shard: Place, keys: Sequence[bytes], *, deadline: Deadline) -> list[bool] | None:
+        """In one round trip."""
+        answers: list[Reply] = [None] * len(keys)
+        commands = {item: [command(b"EXISTS", key)] for item, key in enumerate(keys)}
 
-        def talk(connection: RespConnection, deadline: Deadline) -> list[bool] | None:
-            connection.send([b"".join(command(b"EXISTS", key) for key in keys)], deadline=deadline)
-            replies = [_judged(connection.read_reply(deadline=deadline)) for _ in keys]
-            return (
-                None if any(isinstance(reply, ErrorReply) for reply in replies) else [reply == 1 for reply in replies]
-            )
+        def talk(connection: RespConnection, deadline: Deadline, batch: _Batch) -> None:
+            connection.send(batch.pipeline(commands), deadline=deadline)
+            for item in batch.items:
+                batch.skip_asking(connection, deadline)
+                answers[item] = batch.judged(item, connection.read_reply(deadline=deadline))
 
-        return shard.exchange(Lane.CONTROL, talk, deadline=deadline)
+        self._ask(shard, Lane.CONTROL, keys, talk, deadline=deadline)
+        return [answer == 1 for answer in answers] if all(isinstance(answer, int) for answer in answers) else None
 
     def read(
         self,
-        shard: Shard,
+        shard: Place,
         sinks: Sequence[ValueSink],
         *,
         value_bytes: int,
         renewals: Sequence[Renewal] = (),
         deadline: Deadline,
     ) -> bool:
-        """Read one batch into its sinks; True if the server answered for every key. `value_bytes`: about how much in
-        total.
+        """`renewals` travel in the same round trip."""
+        answered = [False] * len(sinks)
+        commands = {item: [command(b"GET", sink.key)] for item, sink in enumerate(sinks)}
+        renewal = _renewal(renewals)
 
-        `renewals` (keys of the same batch) travel in the same round trip.
-        """
-
-        def talk(connection: RespConnection, deadline: Deadline) -> bool:
-            request: list[BytesLike] = [b"".join(command(b"GET", sink.key) for sink in sinks)]
-            renewal = _renewal(renewals)
-            if renewals:
-                request += renewal.pieces()
-            connection.send(request, deadline=deadline)
-            answered = [_read_value(connection, sink, deadline) for sink in sinks]
-            if renewals:
+        def talk(connection: RespConnection, deadline: Deadline, batch: _Batch) -> None:
+            renew = renewals and not batch.asking
+            request = batch.pipeline(commands)
+            began_at_s, moved = self._clock.monotonic_s(), 0
+            connection.send([*request, *renewal.pieces()] if renew else request, deadline=deadline)
+            for item in batch.items:
+                batch.skip_asking(connection, deadline)
+                length = connection.read_value_length(deadline=deadline)
+                if isinstance(length, ErrorReply):
+                    batch.judged(item, length)
+                    continue
+                answered[item] = True
+                if length is not None:
+                    moved += _take_value(connection, sinks[item], length, deadline)
+            self._topology.note_read(connection, moved, self._clock.monotonic_s() - began_at_s)
+            if renew:
                 _settle(connection, renewal, deadline)
-            return all(answered)
 
-        return shard.exchange(Lane.DATA, talk, deadline=deadline, value_bytes=value_bytes) or False
+        keys = [sink.key for sink in sinks]
+        self._ask(shard, Lane.DATA, keys, talk, deadline=deadline, value_bytes=value_bytes)
+        return all(answered)
 
     def write(
-        self, shard: Shard, values: Sequence[ValueToWrite], *, only_if_absent: bool, deadline: Deadline
+        self, shard: Place, values: Sequence[ValueToWrite], *, only_if_absent: bool, deadline: Deadline
     ) -> list[Written]:
-        """Write one batch; one outcome a value."""
         outcomes = [Written.UNKNOWN] * len(values)
+        commands = {item: _set_command(value, only_if_absent=only_if_absent) for item, value in enumerate(values)}
 
-        def talk(connection: RespConnection, deadline: Deadline) -> None:
-            pieces: list[BytesLike] = []
-            for value in values:
-                pieces += _set_command(value, only_if_absent=only_if_absent)
-            connection.send(pieces, deadline=deadline)
-            for index in range(len(values)):
-                outcomes[index] = _written(connection.read_reply(deadline=deadline))
+        def talk(connection: RespConnection, deadline: Deadline, batch: _Batch) -> None:
+            connection.send(batch.pipeline(commands), deadline=deadline)
+            for item in batch.items:
+                batch.skip_asking(connection, deadline)
+                reply = connection.read_reply(deadline=deadline)
+                judged = batch.judged(item, reply)
+                outcomes[item] = Written.DROPPED if item in batch.elsewhere else _written(judged)
 
         total = sum(value.value_bytes for value in values)
-        shard.exchange(Lane.DATA, talk, deadline=deadline, value_bytes=total)
+        keys = [value.key for value in values]
+        self._ask(shard, Lane.DATA, keys, talk, deadline=deadline, value_bytes=total)
         return outcomes
 
-    def heads(self, shard: Shard, keys: Sequence[bytes], *, deadline: Deadline) -> list[bytes] | None:
-        """The first 256 bytes of each value (empty: not there). None: the server did not say."""
+    def heads(self, shard: Place, keys: Sequence[bytes], *, deadline: Deadline) -> list[bytes] | None:
+        answers: list[Reply] = [None] * len(keys)
+        last = b"%d" % (HEADER_BYTES - 1)
+        commands = {item: [command(b"GETRANGE", key, b"0", last)] for item, key in enumerate(keys)}
 
-        def talk(connection: RespConnection, deadline: Deadline) -> list[bytes] | None:
-            last = b"%d" % (HEADER_BYTES - 1)
-            connection.send([b"".join(command(b"GETRANGE", key, b"0", last) for key in keys)], deadline=deadline)
-            replies = [_judged(connection.read_reply(deadline=deadline)) for _ in keys]
-            return [reply if isinstance(reply, bytes) else b"" for reply in replies]
+        def talk(connection: RespConnection, deadline: Deadline, batch: _Batch) -> None:
+            connection.send(batch.pipeline(commands), deadline=deadline)
+            for item in batch.items:
+                batch.skip_asking(connection, deadline)
+                answers[item] = batch.judged(item, connection.read_reply(deadline=deadline))
 
-        return shard.exchange(Lane.CONTROL, talk, deadline=deadline)
+        if not self._ask(shard, Lane.CONTROL, keys, talk, deadline=deadline):
+            return None
+        return [answer if isinstance(answer, bytes) else b"" for answer in answers]
 
-    def replace_if(self, shard: Shard, value: ValueToWrite, *, head: bytes, deadline: Deadline) -> bool:
-        """Overwrite the value that still begins with `head`; True if it was that one."""
+    def replace_if(self, shard: Place, value: ValueToWrite, *, head: bytes, deadline: Deadline) -> bool:
         call = ScriptCall(REPLACE_IF, [value.key], [head, value.pieces, b"%d" % value.life_ms])
         return self._run(shard, Lane.DATA, call, deadline, value_bytes=value.value_bytes) == 1
 
-    def delete_if(self, shard: Shard, key: bytes, *, head: bytes, value_bytes: int, deadline: Deadline) -> bool:
-        """Remove the value that begins with `head` and has this length, and no other; True if it was that one."""
+    def delete_if(self, shard: Place, key: bytes, *, head: bytes, value_bytes: int, deadline: Deadline) -> bool:
         call = ScriptCall(DELETE_IF, [key], [head, b"%d" % value_bytes])
         return self._run(shard, Lane.CONTROL, call, deadline) == 1
 
-    def renew(self, shard: Shard, renewals: Sequence[Renewal], *, deadline: Deadline) -> bool:
-        """Lengthen lives, never shorten one; False if the server did not do it."""
-        return isinstance(self._run(shard, Lane.CONTROL, _renewal(renewals), deadline), int)
+    def renew(self, shard: Place, renewals: Sequence[Renewal], *, deadline: Deadline) -> bool:
+        reply = self._run(shard, Lane.CONTROL, _renewal(renewals), deadline)
+        if isinstance(reply, ErrorReply) and reply.code == "TRYAGAIN":
+            # The slot is on its way to another node and its keys are at both: one by one each is at one.
+            replies = [self._run(shard, Lane.CONTROL, _renewal([item]), deadline) for item in renewals]
+            return all(isinstance(each, int) for each in replies)
+        return isinstance(reply, int)
 
-    def unlink(self, shard: Shard, keys: Sequence[bytes], *, deadline: Deadline) -> int:
-        """Keys removed, as far as the server has answered."""
+    def unlink(self, shard: Place, keys: Sequence[bytes], *, deadline: Deadline) -> int:
+        answers: list[Reply] = [None] * len(keys)
+        commands = {item: [command(b"UNLINK", key)] for item, key in enumerate(keys)}
 
-        def talk(connection: RespConnection, deadline: Deadline) -> int:
-            connection.send([b"".join(command(b"UNLINK", key) for key in keys)], deadline=deadline)
-            return sum(_judged(connection.read_reply(deadline=deadline)) == 1 for _ in keys)
+        def talk(connection: RespConnection, deadline: Deadline, batch: _Batch) -> None:
+            connection.send(batch.pipeline(commands), deadline=deadline)
+            for item in batch.items:
+                batch.skip_asking(connection, deadline)
+                answers[item] = batch.judged(item, connection.read_reply(deadline=deadline))
 
-        return shard.exchange(Lane.CONTROL, talk, deadline=deadline) or 0
+        self._ask(shard, Lane.CONTROL, keys, talk, deadline=deadline)
+        return sum(answer == 1 for answer in answers)
 
     def close(self) -> None:
-        for shard in self.shards:
-            shard.close()
+        self._topology.close()
 
-    def _run(self, shard: Shard, lane: Lane, call: ScriptCall, deadline: Deadline, *, value_bytes: int = 0) -> Reply:
-        def talk(connection: RespConnection, deadline: Deadline) -> Reply:
-            connection.send(call.pieces(), deadline=deadline)
-            return _settle(connection, call, deadline)
-
-        return shard.exchange(lane, talk, deadline=deadline, value_bytes=value_bytes)
-
-
-def _read_value(connection: RespConnection, sink: ValueSink, deadline: Deadline) -> bool:
-    length = connection.read_value_length(deadline=deadline)
-    if isinstance(length, ErrorReply):
-        _judged(length)
+    def _ask(
+        self, shard: Place, lane: Lane, keys: Sequence[bytes], talk: Talk, *, deadline: Deadline, value_bytes: int = 0
+    ) -> bool:
+        """Ask about every key, following the servers' redirections; True if each was answered or led somewhere."""
+        pending = [(self._topology.own(shard), _Batch(range(len(keys))))]
+        answered = True
+        for _ in range(HOPS_MAX):
+            following: list[tuple[Shard, _Batch]] = []
+            for server, batch in pending:
+                done, demoted = _exchanged(server, lane, batch, talk, deadline=deadline, value_bytes=value_bytes)
+                if demoted:
+                    # The server has become a replica: its name, or the cluster, may lead to the new primary.
+                    metrics.REDIRECTIONS.labels("readonly").inc()
+                    self._topology.learn(deadline)
+                    following.append((self._topology.shard_of(keys[batch.items[0]]), _Batch(batch.items)))
+                answered &= done or demoted
+                following += self._led_elsewhere(server, batch)
+            pending = following
+            if not pending:
+                return answered
         return False
-    if length is None:
+
+    def _led_elsewhere(self, server: Shard, batch: _Batch) -> list[tuple[Shard, _Batch]]:
+        by_target: dict[tuple[Shard, bool], list[int]] = defaultdict(list)
+        if batch.elsewhere and not self._topology.is_cluster:
+            logger.error("store %s is a node of a Redis Cluster: say so in the settings (store.cluster)", server.name)
+            return []
+        for item, redirection in batch.elsewhere.items():
+            metrics.REDIRECTIONS.labels("ask" if redirection.ask else "moved").inc()
+            by_target[self._topology.follow(redirection, asked=server), redirection.ask].append(item)
+        return [(target, _Batch(items, asking=ask)) for (target, ask), items in by_target.items()]
+
+    def _run(self, shard: Place, lane: Lane, call: ScriptCall, deadline: Deadline, *, value_bytes: int = 0) -> Reply:
+        answer: list[Reply] = [None]
+
+        def talk(connection: RespConnection, deadline: Deadline, batch: _Batch) -> None:
+            connection.send([*([ASKING] if batch.asking else []), *call.pieces()], deadline=deadline)
+            batch.skip_asking(connection, deadline)
+            reply = _settle(connection, call, deadline, asking=batch.asking)
+            answer[0] = batch.judged(0, reply) if isinstance(reply, ErrorReply) and _leads(reply) else reply
+
+        self._ask(shard, lane, call.keys[:1], talk, deadline=deadline, value_bytes=value_bytes)
+        return answer[0]
+
+
+def _exchanged(
+    server: Shard, lane: Lane, batch: _Batch, talk: Talk, *, deadline: Deadline, value_bytes: int
+) -> tuple[bool, bool]:
+    """Whether the server answered, and whether it did not because it has become a replica."""
+    demoted: list[StoreFault] = []
+
+    def guarded(connection: RespConnection, deadline: Deadline) -> bool:
+        try:
+            talk(connection, deadline, batch)
+        except StoreFault as fault:
+            if fault.reason is FaultReason.MOVED:
+                demoted.append(fault)
+            raise
         return True
+
+    done = server.exchange(lane, guarded, deadline=deadline, value_bytes=value_bytes) or False
+    return done, bool(demoted)
+
+
+def _take_value(connection: RespConnection, sink: ValueSink, length: int, deadline: Deadline) -> int:
+    """Read the value that follows into its sink, or past it. Bytes read."""
     head = connection.read_bytes(min(length, HEADER_BYTES), deadline=deadline)
     places = sink.open(head, length)
     if places is None:
@@ -214,26 +269,32 @@ def _read_value(connection: RespConnection, sink: ValueSink, deadline: Deadline)
             raise StoreFault(FaultReason.OVERSIZE)
         connection.skip(rest, deadline=deadline)
         connection.end_value(deadline=deadline)
-        return True
+        return length
     assert sum(len(place) for place in places) == length - len(head), "a sink opened for another length"
     for place in places:
         connection.read_into(place, deadline=deadline)
     connection.end_value(deadline=deadline)
     sink.finish()
-    return True
+    return length
 
 
-def _settle(connection: RespConnection, call: ScriptCall, deadline: Deadline) -> Reply:
+def _settle(connection: RespConnection, call: ScriptCall, deadline: Deadline, *, asking: bool = False) -> Reply:
     """The reply to a call that was sent; a server that does not know the script yet gets its source, once."""
     reply = connection.read_reply(deadline=deadline)
     if isinstance(reply, ErrorReply) and meaning_of(reply) is Meaning.NO_SCRIPT:
-        connection.send(call.pieces(by_source=True), deadline=deadline)
+        connection.send([*([ASKING] if asking else []), *call.pieces(by_source=True)], deadline=deadline)
+        if asking:
+            _judged(connection.read_reply(deadline=deadline))
         reply = connection.read_reply(deadline=deadline)
-    if isinstance(reply, ErrorReply) and reply.code == "NOPERM":
+    if isinstance(reply, ErrorReply) and (reply.code == "NOPERM" or _leads(reply)):
         # Without scripts lives are not renewed and corrupt values wait for their end: no reason to lose the store.
         metrics.ERRORS.labels(code_label(reply)).inc()
         return reply
     return _judged(reply)
+
+
+def _leads(reply: ErrorReply) -> bool:
+    return Redirection.parse(reply) is not None
 
 
 def _judged(reply: Reply) -> Reply:
@@ -256,6 +317,6 @@ def _set_command(value: ValueToWrite, *, only_if_absent: bool) -> list[BytesLike
 
 
 def _written(reply: Reply) -> Written:
-    if isinstance(_judged(reply), ErrorReply):
+    if isinstance(reply, ErrorReply):
         return Written.DROPPED
     return Written.PRESENT if reply is None else Written.STORED

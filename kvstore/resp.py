@@ -60,9 +60,11 @@ def gather(*words: BytesLike | tuple[BytesLike, ...]) -> list[BytesLike]:
 class RespConnection:
     """A connected socket and the bytes read ahead. Not thread-safe: one exchange at a time."""
 
-    __slots__ = ("_ahead", "_armed", "_end", "_socket", "_start")
+    __slots__ = ("_ahead", "_armed", "_end", "_socket", "_start", "address")
 
-    def __init__(self, connected: socket.socket) -> None:
+    def __init__(self, connected: socket.socket, address: StoreAddress | None = None) -> None:
+        """`address`: where it leads, for its owner."""
+        self.address = address
         # Blocking mode with kernel timeouts: one system call receives a whole value (MSG_WAITALL) and still ends in
         # time.
         connected.settimeout(None)
@@ -91,7 +93,7 @@ class RespConnection:
                 connected.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         except OSError as error:
             raise StoreFault(FaultReason.CONNECT, str(error)) from error
-        return cls(connected)
+        return cls(connected, address)
 
     def close(self) -> None:
         with contextlib.suppress(OSError):

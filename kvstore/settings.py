@@ -47,6 +47,11 @@ class StoreAddress:
             raise ConfigError("a store address looks like redis://host:6380 or unix:///run/redis.sock")
         return address
 
+    @property
+    def is_local(self) -> bool:
+        """Nothing but this machine is between us and the server."""
+        return bool(self.path) or self.host in ("localhost", "::1") or self.host.startswith("127.")
+
     def __str__(self) -> str:
         """Names the server, without credentials: safe for logs, labels and shard placement."""
         if self.path:
@@ -65,6 +70,8 @@ class StoreSettings:
 
     addresses: tuple[StoreAddress, ...] = ()
     """One per shard. None: there is no store, and every answer is a miss."""
+    cluster: bool = False
+    """The addresses are nodes of one Redis Cluster, which tells who has what; else each is a server of its own."""
     data_connections: int = 2
     """Connections a shard for values; one more is kept for small commands."""
     connect_timeout_s: float = 0.25
@@ -80,6 +87,10 @@ class StoreSettings:
     """Deeper blocks expire earlier, so that `volatile-ttl` removes a prefix from its end (`kvstore.md` §7.2)."""
     touch_interval_s: float = 600.0
     """A hit renews a block's life at most this often."""
+    mac_key: bytes | None = field(default=None, repr=False)
+    """Set: values are written with a MAC, and none is read without."""
+    missing_life_s: float = 1.0
+    """A block that the store did not have is not asked for again so long."""
     breaker_failures: int = 5
     probe_interval_s: float = 0.5
 

@@ -1,6 +1,6 @@
 """The bytes of one stored value: a 256-byte header and a payload, little-endian (`kvstore.md` §3.2).
 
-    writer: parts ──▶ encode_header ──▶ [header, part, part, …]
+    writer: parts ──▶ encode_header ──▶ [header, part, part, …]        with a MAC: [header, extension, part, …]
     reader: 256 bytes ──▶ parse_header ──▶ Header.check_* ──▶ payload into place ──▶ Header.payload_refusal
 
 Bytes from the store are untrusted input: every function here that reads them is total. It returns a `Refusal`, which is
@@ -22,6 +22,8 @@ from whalepod.core.block_keys import BlockKey
 MAGIC = b"DIKV"
 VERSION = 1
 HEADER_BYTES = 256
+EXTENSION_BYTES = 64
+"""Follows the header of a value with a MAC: the MAC, then zeros. The header's length counts it."""
 PARTS_MAX = 8
 ALL_LAYERS = 255
 """Layer of a part that holds one kind for every layer, layers ascending."""
@@ -45,9 +47,11 @@ class Flag(IntFlag):
     """Every row came from a chain that never passed through an approximate replay (`kvstore.md` §1.2)."""
     CRC32C = 2
     """The payload's checksum is CRC-32C instead of xxh3-64."""
+    MAC = 16
+    """An extension with a MAC follows the header (`value_mac.py`); the payload's checksum covers it too."""
 
 
-FLAGS_KNOWN = int(Flag.EXACT | Flag.CRC32C)
+FLAGS_KNOWN = int(Flag.EXACT | Flag.CRC32C | Flag.MAC)
 
 
 class ValueClass(IntEnum):
@@ -92,6 +96,8 @@ class Refusal(Enum):
     NAMESPACE = "namespace"
     IDENTITY = "identity"
     CHECKSUM = "checksum"
+    MAC = "mac"
+    """Not signed with this cluster's key, where that is asked for."""
     NOT_EXACT = "not_exact"
 
     @property
@@ -201,6 +207,11 @@ class Header:
     def exact(self) -> bool:
         return self.flags & 1 == 1
 
+    @property
+    def header_bytes(self) -> int:
+        """Of header and extension."""
+        return header_bytes_of(self.flags)
+
     def block_refusal(
         self, key: BlockKey, *, namespace: bytes, layout: BlockLayout, value_bytes: int, exact_only: bool = False
     ) -> Refusal | None:
@@ -233,7 +244,7 @@ class Header:
         return None if set(kinds) <= set(PartKind) else Refusal.FORMAT
 
     def payload_refusal(self, payload: Iterable[BytesLike]) -> Refusal | None:
-        """None if the payload, given in pieces, has this header's checksum."""
+        """None if all that follows the 256 bytes, given in pieces, has this header's checksum."""
         crc = bool(self.flags & Flag.CRC32C)
         return None if payload_checksum(payload, crc=crc) == self.checksum else Refusal.CHECKSUM
 
@@ -244,7 +255,7 @@ class Header:
             return Refusal.FORMAT
         if self.identity != identity:
             return Refusal.IDENTITY
-        return None if value_bytes == HEADER_BYTES + self.payload_bytes else Refusal.LENGTH
+        return None if value_bytes == self.header_bytes + self.payload_bytes else Refusal.LENGTH
 
 
 def place_parts(sized: Iterable[tuple[int, int, int]]) -> tuple[Part, ...]:
@@ -255,6 +266,10 @@ def place_parts(sized: Iterable[tuple[int, int, int]]) -> tuple[Part, ...]:
         parts.append(Part(kind=int(kind), layer=layer, offset_bytes=offset, bytes=size))
         offset += size
     return tuple(parts)
+
+
+def header_bytes_of(flags: int) -> int:
+    return HEADER_BYTES + (EXTENSION_BYTES if flags & Flag.MAC else 0)
 
 
 def payload_checksum(payload: Iterable[BytesLike], *, crc: bool = False) -> int:
@@ -281,7 +296,7 @@ def encode_header(header: Header) -> bytes:
     if len(header.namespace) != 16 or len(header.identity) != 32 or len(header.parent) != 32:
         raise ValueError("a namespace has 16 bytes, an identity and a parent have 32")
     fixed = _FIXED.pack(
-        MAGIC, VERSION, HEADER_BYTES, header.flags, header.value_class, header.format_id,
+        MAGIC, VERSION, header.header_bytes, header.flags, header.value_class, header.format_id,
         header.namespace, header.identity, header.parent, header.depth_blocks, header.tokens,
         header.payload_bytes, header.checksum, header.writer, header.created_unix_ms,
         header.draft_fingerprint, header.valid_from, len(header.parts), header.mode,
@@ -307,7 +322,7 @@ def parse_header(data: BytesLike) -> Header | Refusal:
         return Refusal.VERSION
     if flags & ~FLAGS_KNOWN:
         return Refusal.FLAGS
-    if header_bytes != HEADER_BYTES:  # a longer header carries an extension, and each has its flag
+    if header_bytes != header_bytes_of(flags):  # a longer header carries an extension, and each has its flag
         return Refusal.HEADER_LENGTH
     if any(raw[_RESERVED_AT:_CRC_AT]):
         return Refusal.RESERVED

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import cast
 
 from whalepod.core.block_keys import BlockKey
 from whalepod.core.clock import Clock
 from whalepod.core.ids import Incarnation
 
-from .redis_transport import ValueToWrite
 from .settings import StoreSettings
 from .store_keys import block_store_key, snapshot_identity
+from .transport import ValueToWrite
 from .value_format import (
     ALL_LAYERS,
     BlockLayout,
@@ -25,6 +25,7 @@ from .value_format import (
     payload_checksum,
     place_parts,
 )
+from .value_mac import ValueMac
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +37,7 @@ class ValueWriter:
     incarnation: Incarnation
     settings: StoreSettings
     clock: Clock
+    mac: ValueMac | None = None
 
     def block(self, key: BlockKey, payload: tuple[BytesLike, ...], *, exact: bool) -> ValueToWrite:
         """`payload`: pieces of flat bytes, `layout.payload_bytes` in total."""
@@ -45,7 +47,7 @@ class ValueWriter:
             namespace=self.namespace,
             identity=key.hash,
             payload_bytes=self.layout.payload_bytes,
-            checksum=payload_checksum(payload),
+            checksum=0,
             parts=self.layout.parts,
             flags=Flag.EXACT if exact else 0,
             parent=key.parent,
@@ -56,7 +58,7 @@ class ValueWriter:
         )
         return ValueToWrite(
             key=block_store_key(key),
-            pieces=(encode_header(header), *payload),
+            pieces=self._pieces(header, payload),
             life_ms=self.settings.block_life_ms(key.depth),
         )
 
@@ -69,7 +71,7 @@ class ValueWriter:
             namespace=self.namespace,
             identity=snapshot_identity(key),
             payload_bytes=sum(map(len, parts.values())),
-            checksum=payload_checksum(parts.values()),
+            checksum=0,
             parts=place_parts((kind, ALL_LAYERS, len(data)) for kind, data in parts.items()),
             flags=Flag.EXACT if value.exact else 0,
             depth_blocks=value.boundary_tokens // self.layout.block_tokens,
@@ -80,7 +82,15 @@ class ValueWriter:
             valid_from=value.valid_from,
             mode=value.mode,
         )
-        return ValueToWrite(key=key, pieces=(encode_header(header), *parts.values()), life_ms=life_ms)
+        return ValueToWrite(key=key, pieces=self._pieces(header, tuple(parts.values())), life_ms=life_ms)
+
+    def _pieces(self, header: Header, payload: tuple[BytesLike, ...]) -> tuple[BytesLike, ...]:
+        """The header with its checksum, the extension if values are signed, the payload."""
+        follows = payload
+        if self.mac is not None:
+            header = replace(header, flags=header.flags | Flag.MAC)
+            follows = (self.mac.extension(encode_header(header), payload), *payload)
+        return (encode_header(replace(header, checksum=payload_checksum(follows))), *follows)
 
 
 def flat(data: BytesLike) -> memoryview:

@@ -28,7 +28,13 @@ class MemoryStore:
         return self._leading(keys, exact_only=False)
 
     def fetch_blocks(
-        self, keys: Sequence[BlockKey], buffers: Sequence[memoryview], *, deadline: Deadline, exact_only: bool = False
+        self,
+        keys: Sequence[BlockKey],
+        buffers: Sequence[memoryview],
+        *,
+        deadline: Deadline,
+        exact_only: bool = False,
+        handed_off_by: str | None = None,
     ) -> Fetched:
         self.calls.append(f"fetch {len(keys)}")
         count = self._leading(keys, exact_only=exact_only)
@@ -56,7 +62,9 @@ class MemoryStore:
         self.lives[key] = ttl_s
         return True
 
-    def get_snapshot(self, key: bytes, *, deadline: Deadline, unlink: bool = False) -> SnapshotValue | None:
+    def get_snapshot(
+        self, key: bytes, *, deadline: Deadline, unlink: bool = False, handed_off_by: str | None = None
+    ) -> SnapshotValue | None:
         self.calls.append("get_snapshot")
         value = self.snapshots.get(key) if self.has() else None
         if unlink:

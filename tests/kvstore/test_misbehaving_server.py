@@ -101,7 +101,7 @@ def test_one_wrong_reply_costs_its_block_and_not_the_connection(
         return reply if wrong[0] and words == [b"GET", NAMES[position]] else honest(words)
 
     server = scripted(handler)
-    client = open_client(server.address)
+    client = open_client(server.address, missing_life_s=0.0)
     assert fetched(client) == position
     wrong[0] = False
     assert fetched(client) == 16

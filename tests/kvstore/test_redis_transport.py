@@ -8,8 +8,9 @@ import pytest
 from tests.kvstore.redis_server import RedisServer
 from tests.kvstore.values import soon
 from whalepod.core.clock import SYSTEM_CLOCK
-from whalepod.kvstore.redis_transport import RedisTransport, Renewal, ValueToWrite, Written
+from whalepod.kvstore.redis_transport import RedisTransport
 from whalepod.kvstore.settings import StoreAddress, StoreSettings
+from whalepod.kvstore.transport import Renewal, ValueToWrite, Written
 
 NAME = b"b:{0}:x"
 VALUE = b"h" * 256 + b"payload"

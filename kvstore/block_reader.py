@@ -1,0 +1,103 @@
+"""Reads a chain's blocks from wherever they are nearest (`design.md` §6).
+
+    node cache ──▶ store ──▶ direct (the prefill rank's host memory) ──▶ what is still missing is computed
+                     └── the other way round while the store is the slower of the two
+
+What came from afar is left in the node cache. The same block is read once at a time, however many ask for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from whalepod.core.clock import Deadline
+
+from . import metrics
+from .block_batches import BlockBatches
+from .missing_keys import MissingKeys
+from .node_cache import NodeCache
+from .single_flight import SingleFlight
+from .value_sinks import BlockSink
+
+PREFER_DIRECT = 2.0
+"""A peer that is so many times faster than the store is asked first."""
+
+
+class BlockReader:
+    """Thread-safe."""
+
+    def __init__(self, store: BlockBatches | None, *, missing: MissingKeys, cache: NodeCache | None) -> None:
+        """`store` None: there is none."""
+        self._store = store
+        self._missing = missing
+        self._cache = cache
+        self._flights = SingleFlight()
+
+    def read(
+        self, sinks: Sequence[BlockSink], *, deadline: Deadline, peer: BlockBatches | None = None, told: bool = False
+    ) -> None:
+        """Fill the leading sinks. `told`: somebody has said that they are stored, so a miss of a moment ago is old
+        news."""
+        if self._cache is not None:
+            self._cache.read(sinks)
+            _count("l1", sinks, before=0)
+        known = self._store is None or told
+        sources = [("store", self._from_store, known)] if self._store is not None else []
+        if peer is not None:
+            sources.insert(0 if self._prefers(peer) else 1, ("direct", _from(peer), True))
+        for name, read, certain in sources:
+            before = sum(sink.verified for sink in sinks)
+            wanted = _up_to_gap([sink for sink in sinks if not sink.verified], () if certain else self._missing)
+            if not wanted or deadline.expired:
+                continue
+            read(wanted, deadline)
+            _count(name, sinks, before=before)
+            if self._cache is not None:
+                self._cache.write([sink for sink in wanted if sink.verified])
+
+    def _prefers(self, peer: BlockBatches) -> bool:
+        assert peer is not None
+        if self._store is None or not self._store.available:
+            return True
+        ours, theirs = self._store.read_bytes_per_s, peer.read_bytes_per_s
+        return ours is not None and theirs is not None and theirs > PREFER_DIRECT * ours
+
+    def _from_store(self, sinks: Sequence[BlockSink], deadline: Deadline) -> None:
+        assert self._store is not None
+        seats = [(sink, self._flights.board(sink.block.hash, sink.buffer)) for sink in sinks]
+        own = [sink for sink, seat in seats if seat is None]
+        try:
+            self._store.fetch(own, deadline=deadline)
+        finally:
+            for sink in own:
+                self._flights.land(sink.block.hash, sink.buffer, exact=sink.exact if sink.verified else None)
+        again: list[BlockSink] = []
+        for sink, seat in seats:
+            if seat is None:
+                continue
+            exact = self._flights.wait(seat, deadline=deadline)
+            if exact is None:
+                again.append(sink)
+            elif exact or not sink.exact_only:
+                sink.take(exact=exact)
+        if again and not deadline.expired:
+            # Whoever read it was in more of a hurry, or asked for less.
+            self._store.fetch(_up_to_gap(again, self._missing), deadline=deadline)
+
+
+def _from(batches: BlockBatches) -> Callable[[Sequence[BlockSink], Deadline], None]:
+    return lambda sinks, deadline: batches.fetch(sinks, deadline=deadline)
+
+
+def _up_to_gap(sinks: Sequence[BlockSink], missing: MissingKeys | tuple[()]) -> Sequence[BlockSink]:
+    """Those before the first that is known to be missing: nothing behind it would be used."""
+    for index, sink in enumerate(sinks):
+        if sink.key in missing:
+            return sinks[:index]
+    return sinks
+
+
+def _count(source: str, sinks: Sequence[BlockSink], *, before: int) -> None:
+    blocks = sum(sink.verified for sink in sinks) - before
+    if blocks:
+        metrics.TOKENS.labels(source).inc(blocks * sinks[0].headers.layout.block_tokens)

@@ -1,0 +1,41 @@
+"""Which values were asked for in vain just now, so that they are not asked for again at once (`kvstore.md` §6)."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Iterable
+
+from whalepod.core.clock import Clock
+
+REMEMBERED_MAX = 1 << 14
+
+
+class MissingKeys:
+    """Thread-safe. A key that the store did not have stays missing for `life_s`, unless this process stores it."""
+
+    def __init__(self, *, life_s: float, clock: Clock) -> None:
+        self._life_s = life_s
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._missing_at_s: OrderedDict[bytes, float] = OrderedDict()
+
+    def __contains__(self, key: bytes) -> bool:
+        with self._lock:
+            missing_at_s = self._missing_at_s.get(key)
+        return missing_at_s is not None and self._clock.monotonic_s() - missing_at_s < self._life_s
+
+    def note(self, key: bytes) -> None:
+        """The store has answered that it does not have this."""
+        with self._lock:
+            self._missing_at_s[key] = self._clock.monotonic_s()
+            self._missing_at_s.move_to_end(key)
+            if len(self._missing_at_s) > REMEMBERED_MAX:
+                self._missing_at_s.popitem(last=False)
+
+    def forget(self, keys: Iterable[bytes]) -> None:
+        """They are there now."""
+        with self._lock:
+            if self._missing_at_s:
+                for key in keys:
+                    self._missing_at_s.pop(key, None)

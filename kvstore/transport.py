@@ -1,0 +1,148 @@
+"""The one small interface of everything that moves values: put and get by key, batched, with deadlines.
+
+A batch holds keys of one place. What a place does not answer is `None` or `UNKNOWN`, never an exception; nothing takes
+longer than its deadline. Two implementations: `RedisTransport`, through which a decode rank also reads from a prefill
+rank's host memory, and `FaultyTransport`, which keeps values in this process and misbehaves by a seed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import Protocol
+
+from whalepod.core.clock import Deadline
+
+from .value_format import BytesLike
+
+
+class ValueSink(Protocol):
+    """Where one value goes. One thread calls `open` once if the value exists, then `finish` if it was taken."""
+
+    @property
+    def key(self) -> bytes: ...
+
+    def open(self, head: bytes, value_bytes: int) -> Sequence[memoryview] | None:
+        """Judge the value's first bytes (256, or all of a shorter one); returns where the rest goes, None to refuse
+        it."""
+        ...
+
+    def finish(self) -> None:
+        """The rest is in place."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class ValueToWrite:
+    """One value as pieces that follow each other. `life_ms`: how long the store should keep it."""
+
+    key: bytes
+    pieces: tuple[BytesLike, ...]
+    life_ms: int
+
+    @property
+    def value_bytes(self) -> int:
+        return sum(len(piece) for piece in self.pieces)
+
+
+class Written(Enum):
+    STORED = "stored"
+    PRESENT = "present"
+    """Somebody's value is there already."""
+    DROPPED = "dropped"
+    """The server answered no."""
+    UNKNOWN = "unknown"
+    """No answer. It may or may not be there, which is harmless: names are content."""
+
+
+@dataclass(frozen=True, slots=True)
+class Renewal:
+    """The life one key should have at least."""
+
+    key: bytes
+    life_ms: int
+
+
+class Place(Protocol):
+    """Where a batch goes: one server, as this process sees it. Hashable."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def available(self) -> bool:
+        """As far as is known."""
+        ...
+
+    @property
+    def disabled_by(self) -> str | None:
+        """Why it will never be used again by this process; None: it may be."""
+        ...
+
+    @property
+    def read_bytes_per_s(self) -> float | None:
+        """How fast values have come from it lately; None: not known."""
+        ...
+
+    def note_corrupt(self) -> None:
+        """A value from it was wrong."""
+        ...
+
+
+class ValueTransport(Protocol):
+    """Thread-safe."""
+
+    @property
+    def shards(self) -> Sequence[Place]:
+        """Empty: there is no store."""
+        ...
+
+    def shard_of(self, key: bytes) -> Place:
+        """Needs at least one server."""
+        ...
+
+    def exists(self, shard: Place, keys: Sequence[bytes], *, deadline: Deadline) -> list[bool] | None:
+        """Whether each key is there. None: the server did not say."""
+        ...
+
+    def read(
+        self,
+        shard: Place,
+        sinks: Sequence[ValueSink],
+        *,
+        value_bytes: int,
+        renewals: Sequence[Renewal] = (),
+        deadline: Deadline,
+    ) -> bool:
+        """Read one batch into its sinks; True if the server answered for every key. `value_bytes`: about how much in
+        total. `renewals` are keys of the same batch."""
+        ...
+
+    def write(
+        self, shard: Place, values: Sequence[ValueToWrite], *, only_if_absent: bool, deadline: Deadline
+    ) -> list[Written]:
+        """Write one batch; one outcome a value."""
+        ...
+
+    def heads(self, shard: Place, keys: Sequence[bytes], *, deadline: Deadline) -> list[bytes] | None:
+        """The first 256 bytes of each value (empty: not there). None: the server did not say."""
+        ...
+
+    def replace_if(self, shard: Place, value: ValueToWrite, *, head: bytes, deadline: Deadline) -> bool:
+        """Overwrite the value that still begins with `head`; True if it was that one."""
+        ...
+
+    def delete_if(self, shard: Place, key: bytes, *, head: bytes, value_bytes: int, deadline: Deadline) -> bool:
+        """Remove the value that begins with `head` and has this length, and no other; True if it was that one."""
+        ...
+
+    def renew(self, shard: Place, renewals: Sequence[Renewal], *, deadline: Deadline) -> bool:
+        """Lengthen lives, never shorten one; False if the server did not do it."""
+        ...
+
+    def unlink(self, shard: Place, keys: Sequence[bytes], *, deadline: Deadline) -> int:
+        """Keys removed, as far as the server has answered."""
+        ...
+
+    def close(self) -> None: ...
