@@ -221,18 +221,35 @@ def _check_cold(c: Comparison, prompt: _Prompt) -> None:
 
 
 def _check_drafts(c: Comparison, prompt: _Prompt) -> None:
-    """`draft.pos{p}`: what the drafter makes of the greedy token of row p, after a cold prompt and its first tokens."""
-    vectors, rank, floor = prompt.vectors.below("draft."), prompt.rank(), prompt.network.config.floor(prompt.tokens)
+    """`draft.pos{p}`: what the drafter makes of the greedy token of row p, after a cold prompt and its first tokens;
+    the same after either hand-off."""
+    encoder, decoder, last = prompt.rank(prompt.encoder()), prompt.rank(), prompt.rank()
+    _draft_rounds(c, "cold", prompt, prompt.rank(), start=0)
+    full = last.receive(prompt.cold(), boundary=prompt.tokens, prompt_tokens=prompt.tokens, kind=SnapshotKind.FULL)
+    _draft_rounds(c, "full", prompt, last, start=prompt.tokens, plan=full)
+    boundary = encoder.boundaries.encoder_handoff(prompt.tokens)
+    if boundary:
+        encoder.compute(prompt.ids, 0, boundary, prompt_tokens=prompt.tokens)
+        plan = decoder.receive(encoder, boundary=boundary, prompt_tokens=prompt.tokens, kind=SnapshotKind.ENCODER)
+        _draft_rounds(c, "encoder", prompt, decoder, start=boundary, plan=plan)
+
+
+def _draft_rounds(
+    c: Comparison, label: str, prompt: _Prompt, rank: _Rank, *, start: int, plan: RestorePlan | None = None
+) -> None:
+    """Rows below `start` are there; compute those up to each recorded position, then draft."""
+    vectors, floor = prompt.vectors.below("draft."), prompt.network.config.floor(prompt.tokens)
     pairs: list[tuple[str, Tensor, Tensor]] = []
-    start = 0
     for position in sorted(int(head.removeprefix("pos")) for head in vectors.heads()):
-        logits = rank.compute(prompt.ids, start, position + 1, prompt_tokens=prompt.tokens)
-        start = position + 1
-        got = draft_round(prompt.network, rank.caches, Anchor(0, start, int(logits[-1].argmax()), window_start=floor))
+        if start <= position:
+            rank.compute(prompt.ids, start, position + 1, prompt_tokens=prompt.tokens, plan=plan)
+            start = position + 1
         wanted = vectors.below(f"pos{position}.")
-        pairs.append((f"pos{position}", got["base_logits"], wanted["base_logits"]))
+        anchor = Anchor(0, start, int(wanted["output_ids"][0]), window_start=floor)
+        got = draft_round(prompt.network, rank.caches, anchor)
+        pairs.append((f"{label} pos{position}", got["base_logits"], wanted["base_logits"]))
         if not prompt.mode.quantised_caches:
-            compare_round(c, f"pos{position}", got, wanted)
+            compare_round(c, f"{label} pos{position}", got, wanted)
     if pairs:
         compare_logits(c, pairs, prompt.mode)
     else:

@@ -2,8 +2,9 @@
 touches cache memory.
 
     block      global KV of each source, then index keys of each (`kvstore.md` §3.3)
-    snapshot   at boundary n: window rows n - W + 1 … n - 1 of each layer, entries and index keys of the unfinished
-               block, raw rows of unfinished groups, state of the sequence (`design.md` §4)
+    snapshot   at boundary n: window rows n - W + 1 … n - 1 of each layer, draft rows n - W … n - 1 of each draft
+               block, entries and index keys of the unfinished block, raw rows of unfinished groups, state of the
+               sequence (`design.md` §4)
 
 Within one layer all codes come first, token by token, then all scales. Bytes that come back are checked for their size
 before anything is written: they are a snapshot or they are None, never an error.
@@ -30,6 +31,8 @@ from .snapshot_format import SequenceState, kind_of, mode_of
 # Other formats are for comparisons in one process and never reach a store.
 _FORMAT_IDS = {"release": FormatId.RELEASE, "plain-float32": FormatId.FLOAT32, "plain-bfloat16": FormatId.BFLOAT16}
 POSITION_MAX = 2**31 - 1
+DRAFT_OF_THE_NAMESPACE = 1
+"""The namespace names the drafter's weights with all others; this says only that draft rows are present."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +111,7 @@ class StateImage:
             parts={part: _gather(rows[part]) for part in rows} | {PartKind.STATE: state},
             valid_from=max(0, boundary - self._config.window + 1),
             exact=exact,
+            draft_fingerprint=DRAFT_OF_THE_NAMESPACE if PartKind.DRAFT_ROWS in rows else 0,
         )
 
     def parse(self, value: SnapshotValue) -> Snapshot | None:
@@ -140,7 +144,8 @@ class StateImage:
     def _parts(self, kind: SnapshotKind, slot: int, block_id: int, boundary: int) -> dict[PartKind, list[_Rows]]:
         """The rows of each part that is not empty, in the order of its bytes."""
         caches, window = self._caches, self._config.window
-        layers = range(self._config.num_hidden_layers if kind is SnapshotKind.FULL else self._config.last_kv_source + 1)
+        full = kind is SnapshotKind.FULL
+        layers = range(self._config.num_hidden_layers if full else self._config.last_kv_source + 1)
         entries = self._entries(block_id, tokens=boundary % caches.block_tokens)
         half = len(entries) // 2
         parts = {
@@ -149,6 +154,10 @@ class StateImage:
             PartKind.WINDOW_ROWS: [
                 self._ring(caches.windows[layer], slot, range(max(0, boundary - window + 1), boundary))
                 for layer in layers
+            ],
+            PartKind.DRAFT_ROWS: [
+                self._ring(caches.draft_windows[block], slot, range(max(0, boundary - window), boundary))
+                for block in sorted(caches.draft_windows if full else ())
             ],
             PartKind.GROUP_STATE: [self._group(source, slot, boundary) for source in sorted(caches.groups)],
         }

@@ -40,7 +40,13 @@ def _image(caches: Caches) -> StateImage:
 
 
 def _tensors(caches: Caches) -> Mapping[str, torch.Tensor]:
-    kinds = {"kv": caches.global_kv, "ik": caches.index_keys, "window": caches.windows, "group": caches.groups}
+    kinds = {
+        "kv": caches.global_kv,
+        "ik": caches.index_keys,
+        "window": caches.windows,
+        "draft": caches.draft_windows,
+        "group": caches.groups,
+    }
     return {f"{kind}{layer}": pool.clone() for kind, pools in kinds.items() for layer, pool in pools.items()}
 
 
@@ -98,6 +104,10 @@ def test_a_snapshot_brings_exactly_what_is_below_its_boundary(
         for position in range(max(0, boundary - W + 1), boundary):
             row = position % target.ring_rows
             expected[f"window{layer}"][2, row] = theirs[f"window{layer}"][1, row]
+    for number in range(3 if kind is SnapshotKind.FULL else 0):
+        for position in range(max(0, boundary - W), boundary):
+            row = position % target.ring_rows
+            expected[f"draft{number}"][2, row] = theirs[f"draft{number}"][1, row]
     block = boundary // B
     for layer, ratio in ((2, 2), (4, 2), (6, 1)):
         for name in (f"kv{layer}", f"ik{layer}"):
@@ -150,7 +160,7 @@ def test_both_roles_write_the_same_encoder_snapshot() -> None:
     }
 
 
-PARTS = [PartKind.GLOBAL_KV, PartKind.INDEX_KEYS, PartKind.WINDOW_ROWS, PartKind.GROUP_STATE, PartKind.STATE]
+PARTS = list(PartKind)
 
 
 @given(part=st.sampled_from(PARTS), size=st.integers(0, 20_000), missing=st.booleans())
@@ -179,5 +189,5 @@ def test_another_boundary_or_stamp_makes_a_snapshot_none_or_another_of_the_same_
 
 
 def test_an_unknown_part_makes_a_snapshot_none() -> None:
-    value = _export(_image(_caches(1)), SnapshotKind.FULL, 41)
+    value = _export(_image(_caches(1)), SnapshotKind.ENCODER, 40)
     assert _image(_caches(2)).parse(replace(value, parts={**value.parts, PartKind.DRAFT_ROWS: b"x"})) is None
