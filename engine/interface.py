@@ -111,6 +111,8 @@ class TokensEvent:
 
 @dataclass(frozen=True, slots=True)
 class HandoffEvent:
+    """Everything it names is stored. Its `FinishedEvent` follows at once: the reason is the hand-off's, or STOP."""
+
     request_id: RequestId
     attempt: int
     handoff: Handoff
