@@ -19,6 +19,7 @@ pytestmark = pytest.mark.slow
 LONG_PROMPT = "The whale swam on, and the sea was quiet about it. " * 60
 TRUTHFUL = {502, 503, 504}
 DEADLINE_S = 45.0
+HEADLESS_S = 20.0
 
 
 def ask(cluster: ServedCluster, prompt: str, **fields: object) -> httpx.Response:
@@ -103,3 +104,15 @@ def test_a_rank_killed_before_it_answers_is_made_up_for_or_told(cluster: ServedC
         assert text_of(answers[0]) == truth
     wait_until_whole(cluster, without_pid=pid)
     assert text_of(ask(cluster, LONG_PROMPT, cache_salt=mint_request_id().hex())) == truth
+
+
+def test_requests_go_on_without_the_ray_head(cluster: ServedCluster) -> None:
+    wait_until_whole(cluster)
+    truth = text_of(ask(cluster, LONG_PROMPT, cache_salt=mint_request_id().hex()))
+    (head,) = (process for process in cluster.descendants() if process.name() == "gcs_server")
+    head.kill()
+    head.wait(10)
+    deadline = Deadline.after(HEADLESS_S)
+    while not deadline.expired:
+        assert text_of(ask(cluster, LONG_PROMPT, cache_salt=mint_request_id().hex())) == truth
+    assert cluster.process.poll() is None
