@@ -143,6 +143,7 @@ def handoff_to_proto(handoff: Handoff, load: RankLoad) -> prefill_pb2.RunRespons
         load=load_to_proto(load),
         stored=handoff.stored,
         matched_stop_id=handoff.matched_stop_id,
+        direct_address=handoff.direct_address,
     )
 
 
@@ -158,4 +159,5 @@ def handoff_from_proto(message: prefill_pb2.RunResponse) -> Handoff:
         blocks_stored=message.blocks_stored,
         exact=message.exact,
         stored=message.stored,
+        direct_address=message.direct_address,
     )

@@ -97,6 +97,8 @@ class Handoff:
     exact: bool = True
     stored: bool = True
     """False: the store did not take the snapshot or a block; the decode rank must compute the prompt."""
+    direct_address: str = ""
+    """`host:port` where the prefill rank serves what it has published to other ranks; empty: it does not."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -73,7 +73,8 @@ class Publisher:
         owner = sequence.owner if sequence.is_prefill else None
         while sequence.blocks_published < len(sequence.blocks_exact):
             depth = sequence.blocks_published
-            if transfers.has_room(size, owner=owner):
+            block_hash = sequence.hash_of(depth, block_tokens=self._boundaries.block_tokens)
+            if transfers.has_room(size, owner=owner, block=block_hash):
                 payload = self._image.export_block(sequence.blocks[depth])
                 block = BlockToPut(self._key(sequence, depth), payload, exact=sequence.blocks_exact[depth])
                 transfers.write(BlockWrite(block, size, owner, self._deadline(sequence)))

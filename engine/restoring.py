@@ -114,6 +114,7 @@ class Restorer:
             exact_only=strict,
             deadline=request.deadline.earlier(self._options.load_timeout_s),
             own_snapshot=handoff_snapshot_key(request.request_id, request.attempt) if handed else None,
+            handed_off_by=sequence.handoff.direct_address if handed and sequence.handoff is not None else None,
             turn_snapshot=turn_key if strict else None,
         )
 

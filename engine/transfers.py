@@ -4,25 +4,30 @@
     loop ──blocks, snapshots─▶ [writes] ──▶ worker ──▶ store ──▶ HandoffWritten ───▶ deliver
 
 Nothing here knows what the bytes mean. Queues are bounded: loads by the slots of a rank (each has at most one),
-writes by their bytes. Whatever the store does, a load is answered once and so is a hand-off.
+writes by their bytes. Hand-offs are written first, then blocks that were met before, then the rest; what is full drops
+the last class first. Whatever the store does, a load is answered once and so is a hand-off.
 """
 
 from __future__ import annotations
 
 import logging
 import threading
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from whalepod.core.block_keys import RUN_BLOCKS
+from whalepod.core.block_keys import RUN_BLOCKS, BlockHash
 from whalepod.core.clock import SYSTEM_CLOCK, Clock, Deadline
 from whalepod.kvstore.client import BlockToPut
+from whalepod.kvstore.metrics import WRITES_DROPPED
 from whalepod.kvstore.value_format import SnapshotValue
 
 from .state_store import Answer, HandoffWritten, Loaded, LoadJob, Owner, RoomFreed, StateStore, run_load
 
 log = logging.getLogger(__name__)
+
+SEEN_BLOCKS_MAX = 1 << 16
+"""Blocks offered to the store that are remembered, to know one that comes back."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +78,12 @@ class _Queue:
                 break
         return batch
 
+    def drop_last(self, bytes_max: int) -> None:
+        """Drop the newest until no more than so many bytes are left."""
+        while self.writes and self.bytes > bytes_max:
+            self.bytes -= self.writes.pop().bytes
+            WRITES_DROPPED.labels("queue_full").inc()
+
     def remove(self, owner: Owner) -> None:
         kept = [write for write in self.writes if write.owner != owner]
         self.writes, self.bytes = deque(kept), sum(write.bytes for write in kept)
@@ -108,7 +119,9 @@ class Transfers:
         self._loads: deque[LoadJob] = deque()
         self._unlinks: deque[bytes] = deque()
         self._handoff_writes = _Queue(deque())
+        self._shared_writes = _Queue(deque())
         self._other_writes = _Queue(deque())
+        self._seen_blocks: OrderedDict[BlockHash, None] = OrderedDict()
         self._handoffs: dict[Owner, _HandoffProgress] = {}
         self._was_full = False
 
@@ -120,12 +133,21 @@ class Transfers:
             self._loads.append(job)
             self._changed.notify_all()
 
-    def has_room(self, size_bytes: int, *, owner: Owner | None) -> bool:
+    def has_room(self, size_bytes: int, *, owner: Owner | None, block: BlockHash | None = None) -> bool:
         """Whether a write of that size may be queued now. After a no to an owner, `RoomFreed` tells when to ask
-        again."""
+        again. A `block` that was offered before pushes out those that were not."""
         with self._changed:
             if owner is None:
-                return self._handoff_writes.bytes + self._other_writes.bytes + size_bytes <= self._queue_bytes_max
+                # First-time blocks make room for any other.
+                queued = self._handoff_writes.bytes + self._shared_writes.bytes
+                if queued + self._other_writes.bytes + size_bytes <= self._queue_bytes_max:
+                    return True
+                if block not in self._seen_blocks or queued + size_bytes > self._queue_bytes_max:
+                    self._note_seen(block)
+                    WRITES_DROPPED.labels("queue_full").inc()
+                    return False
+                self._other_writes.drop_last(self._queue_bytes_max - queued - size_bytes)
+                return True
             room = not self._handoff_writes.writes or self._handoff_writes.bytes + size_bytes <= self._queue_bytes_max
             self._was_full |= not room
             return room
@@ -135,7 +157,7 @@ class Transfers:
         after all its blocks, is only written if the store took them, and is answered by one `HandoffWritten`."""
         with self._changed:
             if write.owner is None:
-                self._other_writes.put(write)
+                self._queue_of(write).put(write)
             else:
                 self._handoffs.setdefault(write.owner, _HandoffProgress())
                 self._handoff_writes.put(write)
@@ -189,7 +211,8 @@ class Transfers:
             if not self._has_writes() or self._closed:
                 return False
             unlinks, self._unlinks = self._unlinks, deque()
-            batch = self._handoff_writes.take_batch() or self._other_writes.take_batch()
+            queues = (self._handoff_writes, self._shared_writes, self._other_writes)
+            batch = next((batch for queue in queues if (batch := queue.take_batch())), [])
             room_freed, self._was_full = self._was_full, False
         if room_freed:
             self._deliver(RoomFreed())
@@ -205,7 +228,24 @@ class Transfers:
         return True
 
     def _has_writes(self) -> bool:
-        return bool(self._handoff_writes.writes or self._other_writes.writes or self._unlinks)
+        queues = (self._handoff_writes, self._shared_writes, self._other_writes)
+        return bool(self._unlinks) or any(queue.writes for queue in queues)
+
+    def _queue_of(self, write: Write) -> _Queue:
+        """Of a write that nobody waits for: by whether its block was offered before."""
+        if isinstance(write, SnapshotWrite):
+            return self._other_writes
+        block = write.block.key.hash
+        queue = self._shared_writes if block in self._seen_blocks else self._other_writes
+        self._note_seen(block)
+        return queue
+
+    def _note_seen(self, block: BlockHash | None) -> None:
+        if block is not None:
+            self._seen_blocks[block] = None
+            self._seen_blocks.move_to_end(block)
+            if len(self._seen_blocks) > SEEN_BLOCKS_MAX:
+                self._seen_blocks.popitem(last=False)
 
     def _store_batch(self, batch: Sequence[Write]) -> int:
         """How many leading writes of the batch the store has acknowledged."""

@@ -225,3 +225,35 @@ def test_closing_wakes_waiting_workers() -> None:
     for worker in workers:
         worker.join(timeout=10)
     assert done == [False, False]
+
+
+def _drained(world: _World) -> list[int]:
+    """Depths of the blocks, in the order in which they are written."""
+    world.work()
+    return [payload[0][0] for payload in world.store.blocks.values()]
+
+
+def test_blocks_met_before_go_first_and_push_out_those_that_were_not() -> None:
+    world = _World(queue_bytes_max=3 * BYTES)
+    shared = _keys(9)[8].hash
+    for depth in (0, 1, 2):
+        world.transfers.write(_block(depth, None))
+    assert not world.transfers.has_room(BYTES, owner=None, block=shared)
+    assert world.transfers.has_room(BYTES, owner=None, block=shared)
+    world.transfers.write(_block(8, None))
+    assert not world.transfers.has_room(BYTES, owner=None, block=_keys(10)[9].hash)
+    world.transfers.write(_block(5, OWNER))
+    assert _drained(world) == [5, 8, 0, 1]
+
+
+def test_blocks_met_before_are_not_pushed_out_by_one_another() -> None:
+    world = _World(queue_bytes_max=2 * BYTES)
+    for _ in range(2):
+        world.transfers.write(_block(0, None))
+        world.transfers.write(_block(1, None))
+        world.work()
+    world.transfers.write(_block(0, None))
+    world.transfers.write(_block(1, None))
+    third = _keys(3)[2].hash
+    assert not world.transfers.has_room(BYTES, owner=None, block=third)
+    assert not world.transfers.has_room(BYTES, owner=None, block=third)

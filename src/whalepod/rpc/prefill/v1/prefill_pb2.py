@@ -25,19 +25,19 @@ _sym_db = _symbol_database.Default()
 from whalepod.rpc.common.v1 import common_pb2 as whalepod_dot_rpc_dot_common_dot_v1_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n%whalepod/rpc/prefill/v1/prefill.proto\x12\x17whalepod.rpc.prefill.v1\x1a#whalepod/rpc/common/v1/common.proto\"B\n\nRunRequest\x12\x34\n\x06ticket\x18\x01 \x01(\x0b\x32$.whalepod.rpc.common.v1.SignedTicket\"\xae\x03\n\x0bRunResponse\x12<\n\rsnapshot_kind\x18\x01 \x01(\x0e\x32%.whalepod.rpc.prefill.v1.SnapshotKind\x12\x17\n\x0f\x62oundary_tokens\x18\x02 \x01(\r\x12\x37\n\x0b\x66irst_token\x18\x03 \x01(\x0b\x32\x1d.whalepod.rpc.common.v1.TokenH\x00\x88\x01\x01\x12;\n\rfinish_reason\x18\x04 \x01(\x0e\x32$.whalepod.rpc.common.v1.FinishReason\x12\x15\n\rcached_tokens\x18\x05 \x01(\r\x12\x17\n\x0freplayed_tokens\x18\x06 \x01(\r\x12\x15\n\rblocks_stored\x18\x07 \x01(\r\x12\r\n\x05\x65xact\x18\x08 \x01(\x08\x12*\n\x04load\x18\t \x01(\x0b\x32\x1c.whalepod.rpc.common.v1.Load\x12\x0e\n\x06stored\x18\n \x01(\x08\x12\x1c\n\x0fmatched_stop_id\x18\x0b \x01(\rH\x01\x88\x01\x01\x42\x0e\n\x0c_first_tokenB\x12\n\x10_matched_stop_id*`\n\x0cSnapshotKind\x12\x1d\n\x19SNAPSHOT_KIND_UNSPECIFIED\x10\x00\x12\x16\n\x12SNAPSHOT_KIND_FULL\x10\x01\x12\x19\n\x15SNAPSHOT_KIND_ENCODER\x10\x02\x32\x62\n\x0ePrefillService\x12P\n\x03Run\x12#.whalepod.rpc.prefill.v1.RunRequest\x1a$.whalepod.rpc.prefill.v1.RunResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n%whalepod/rpc/prefill/v1/prefill.proto\x12\x17whalepod.rpc.prefill.v1\x1a#whalepod/rpc/common/v1/common.proto\"B\n\nRunRequest\x12\x34\n\x06ticket\x18\x01 \x01(\x0b\x32$.whalepod.rpc.common.v1.SignedTicket\"\xc6\x03\n\x0bRunResponse\x12<\n\rsnapshot_kind\x18\x01 \x01(\x0e\x32%.whalepod.rpc.prefill.v1.SnapshotKind\x12\x17\n\x0f\x62oundary_tokens\x18\x02 \x01(\r\x12\x37\n\x0b\x66irst_token\x18\x03 \x01(\x0b\x32\x1d.whalepod.rpc.common.v1.TokenH\x00\x88\x01\x01\x12;\n\rfinish_reason\x18\x04 \x01(\x0e\x32$.whalepod.rpc.common.v1.FinishReason\x12\x15\n\rcached_tokens\x18\x05 \x01(\r\x12\x17\n\x0freplayed_tokens\x18\x06 \x01(\r\x12\x15\n\rblocks_stored\x18\x07 \x01(\r\x12\r\n\x05\x65xact\x18\x08 \x01(\x08\x12*\n\x04load\x18\t \x01(\x0b\x32\x1c.whalepod.rpc.common.v1.Load\x12\x0e\n\x06stored\x18\n \x01(\x08\x12\x1c\n\x0fmatched_stop_id\x18\x0b \x01(\rH\x01\x88\x01\x01\x12\x16\n\x0e\x64irect_address\x18\x0c \x01(\tB\x0e\n\x0c_first_tokenB\x12\n\x10_matched_stop_id*`\n\x0cSnapshotKind\x12\x1d\n\x19SNAPSHOT_KIND_UNSPECIFIED\x10\x00\x12\x16\n\x12SNAPSHOT_KIND_FULL\x10\x01\x12\x19\n\x15SNAPSHOT_KIND_ENCODER\x10\x02\x32\x62\n\x0ePrefillService\x12P\n\x03Run\x12#.whalepod.rpc.prefill.v1.RunRequest\x1a$.whalepod.rpc.prefill.v1.RunResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'whalepod.rpc.prefill.v1.prefill_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_SNAPSHOTKIND']._serialized_start=604
-  _globals['_SNAPSHOTKIND']._serialized_end=700
+  _globals['_SNAPSHOTKIND']._serialized_start=628
+  _globals['_SNAPSHOTKIND']._serialized_end=724
   _globals['_RUNREQUEST']._serialized_start=103
   _globals['_RUNREQUEST']._serialized_end=169
   _globals['_RUNRESPONSE']._serialized_start=172
-  _globals['_RUNRESPONSE']._serialized_end=602
-  _globals['_PREFILLSERVICE']._serialized_start=702
-  _globals['_PREFILLSERVICE']._serialized_end=800
+  _globals['_RUNRESPONSE']._serialized_end=626
+  _globals['_PREFILLSERVICE']._serialized_start=726
+  _globals['_PREFILLSERVICE']._serialized_end=824
 # @@protoc_insertion_point(module_scope)

@@ -23,7 +23,7 @@ class RunRequest(_message.Message):
     def __init__(self, ticket: _Optional[_Union[_common_pb2.SignedTicket, _Mapping]] = ...) -> None: ...
 
 class RunResponse(_message.Message):
-    __slots__ = ("snapshot_kind", "boundary_tokens", "first_token", "finish_reason", "cached_tokens", "replayed_tokens", "blocks_stored", "exact", "load", "stored", "matched_stop_id")
+    __slots__ = ("snapshot_kind", "boundary_tokens", "first_token", "finish_reason", "cached_tokens", "replayed_tokens", "blocks_stored", "exact", "load", "stored", "matched_stop_id", "direct_address")
     SNAPSHOT_KIND_FIELD_NUMBER: _ClassVar[int]
     BOUNDARY_TOKENS_FIELD_NUMBER: _ClassVar[int]
     FIRST_TOKEN_FIELD_NUMBER: _ClassVar[int]
@@ -35,6 +35,7 @@ class RunResponse(_message.Message):
     LOAD_FIELD_NUMBER: _ClassVar[int]
     STORED_FIELD_NUMBER: _ClassVar[int]
     MATCHED_STOP_ID_FIELD_NUMBER: _ClassVar[int]
+    DIRECT_ADDRESS_FIELD_NUMBER: _ClassVar[int]
     snapshot_kind: SnapshotKind
     boundary_tokens: int
     first_token: _common_pb2.Token
@@ -46,4 +47,5 @@ class RunResponse(_message.Message):
     load: _common_pb2.Load
     stored: bool
     matched_stop_id: int
-    def __init__(self, snapshot_kind: _Optional[_Union[SnapshotKind, str]] = ..., boundary_tokens: _Optional[int] = ..., first_token: _Optional[_Union[_common_pb2.Token, _Mapping]] = ..., finish_reason: _Optional[_Union[_common_pb2.FinishReason, str]] = ..., cached_tokens: _Optional[int] = ..., replayed_tokens: _Optional[int] = ..., blocks_stored: _Optional[int] = ..., exact: _Optional[bool] = ..., load: _Optional[_Union[_common_pb2.Load, _Mapping]] = ..., stored: _Optional[bool] = ..., matched_stop_id: _Optional[int] = ...) -> None: ...
+    direct_address: str
+    def __init__(self, snapshot_kind: _Optional[_Union[SnapshotKind, str]] = ..., boundary_tokens: _Optional[int] = ..., first_token: _Optional[_Union[_common_pb2.Token, _Mapping]] = ..., finish_reason: _Optional[_Union[_common_pb2.FinishReason, str]] = ..., cached_tokens: _Optional[int] = ..., replayed_tokens: _Optional[int] = ..., blocks_stored: _Optional[int] = ..., exact: _Optional[bool] = ..., load: _Optional[_Union[_common_pb2.Load, _Mapping]] = ..., stored: _Optional[bool] = ..., matched_stop_id: _Optional[int] = ..., direct_address: _Optional[str] = ...) -> None: ...
