@@ -20,8 +20,11 @@ from enum import Enum
 from pathlib import Path
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
+
+from whalepod.core.errors import CheckpointError
 
 LOGITS_TOLERANCE = 1e-4
 """Largest difference of logits that rounding explains: the reference in float64 is within 1.6e-5 of its float32."""
@@ -113,7 +116,11 @@ class Vectors:
 
     @classmethod
     def load(cls, path: Path) -> Vectors:
-        return cls(load_file(path))
+        """Raises CheckpointError if the file cannot be read."""
+        try:
+            return cls(load_file(path))
+        except (SafetensorError, OSError) as error:
+            raise CheckpointError(f"{path} is no readable safetensors file: {error}") from error
 
     def __getitem__(self, name: str) -> Tensor:
         """Raises MissingArrayError."""

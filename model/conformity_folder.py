@@ -119,9 +119,7 @@ def parse_file(path: Path) -> SetFile | None:
     return None
 
 
-def vector_folders(directory: Path) -> Iterator[VectorFolder]:
-    """Every folder at or below `directory` that holds a checkpoint of vectors."""
+def vector_folders(directory: Path) -> list[Path]:
+    """Every folder at or below `directory` that holds a checkpoint or prompts."""
     found = {path.parent for path in directory.rglob(f"{CHECKPOINT_PREFIX}*") if (path / CONFIG_FILE).is_file()}
-    found |= {path.parent for path in directory.rglob(PROMPTS)}
-    for path in sorted(found):
-        yield VectorFolder.open(path, path.relative_to(directory).as_posix())
+    return sorted(found | {path.parent for path in directory.rglob(PROMPTS)})

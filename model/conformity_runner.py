@@ -49,13 +49,23 @@ def run_directory(directory: Path, *, runners: Mapping[str, SetRunner]) -> Itera
     if not directory.is_dir():
         raise ConfigError(f"{directory} is no directory")
     units = sorted(directory.rglob(UNITS))
-    folders = list(vector_folders(directory))
+    folders = vector_folders(directory)
     if not units and not folders:
         raise ConfigError(f"{directory} holds no golden vectors: no {UNITS}, no ckpt_* directory with a config.json")
     for path in units:
-        yield from run_unit_sets(path, path.relative_to(directory).with_suffix("").as_posix())
-    for folder in folders:
-        yield from _run_folder(folder, runners)
+        name = path.relative_to(directory).with_suffix("").as_posix()
+        yield from _or_failed(name, lambda path=path, name=name: run_unit_sets(path, name))
+    for path in folders:
+        name = path.relative_to(directory).as_posix()
+        yield from _or_failed(name, lambda path=path, name=name: _run_folder(VectorFolder.open(path, name), runners))
+
+
+def _or_failed(name: str, run: Callable[[], Iterator[SetResult]]) -> Iterator[SetResult]:
+    """The results of `run`; files that cannot be used are a failed set, and the rest goes on."""
+    try:
+        yield from run()
+    except (CheckpointError, ConfigError) as error:
+        yield SetResult(name, Status.FAILED, detail=str(error))
 
 
 def _run_folder(folder: VectorFolder, runners: Mapping[str, SetRunner]) -> Iterator[SetResult]:
@@ -64,10 +74,7 @@ def _run_folder(folder: VectorFolder, runners: Mapping[str, SetRunner]) -> Itera
         yield SetResult(folder.name, Status.FAILED, detail="the folder has a checkpoint, but no vectors")
     for path in files:
         name = f"{folder.name}/{path.stem}"
-        try:
-            yield from _run_file(folder, path, name, runners)
-        except CheckpointError as error:
-            yield SetResult(name, Status.FAILED, detail=str(error))
+        yield from _or_failed(name, lambda path=path, name=name: _run_file(folder, path, name, runners))
 
 
 def _run_file(folder: VectorFolder, path: Path, name: str, runners: Mapping[str, SetRunner]) -> Iterator[SetResult]:

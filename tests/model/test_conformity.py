@@ -148,6 +148,7 @@ def test_other_names_are_no_sets() -> None:
         ("prefill_f32", {"len17.logits": torch.zeros(17, 512)}, "no array len17"),
         ("prefill_f32", {"len3.logits": torch.zeros(4, 512)}, "shape"),
         ("prefill_dequant_f32", {"len3.logits": torch.zeros(3, 512)}, "no quantised ckpt_"),
+        ("dspark_f32", {"prefill3.pos3.token": torch.zeros(1, dtype=torch.int32)}, "no array target_hidden"),
         ("tail_f32", {"sidewin.rows3.logits": torch.zeros(8, 512)}, "nothing knows"),
     ],
 )
@@ -162,6 +163,18 @@ def test_what_cannot_be_checked_fails_and_says_why(
 def test_a_checkpoint_without_vectors_fails(tmp_path: Path) -> None:
     (result,) = run(folder(tmp_path)).values()
     assert result.status is Status.FAILED
+
+
+def test_files_that_cannot_be_read_fail_and_the_rest_goes_on(tmp_path: Path) -> None:
+    folder(tmp_path, prefill_f32=arrays_of("prefill_f32", "len1."))
+    (tmp_path / "tiny" / "detail_f32.safetensors").write_bytes(b"no header")
+    (tmp_path / "units.safetensors").write_bytes(b"")
+    broken = tmp_path / "broken" / "ckpt_f32"
+    broken.mkdir(parents=True)
+    (broken / "config.json").write_text("{}")
+    statuses = {name: result.status for name, result in run(tmp_path).items()}
+    failed = dict.fromkeys(("units", "broken", "tiny/detail_f32"), Status.FAILED)
+    assert statuses == failed | {"tiny/prefill_f32": Status.PASSED}
 
 
 def test_a_directory_without_vectors_is_refused(tmp_path: Path) -> None:
