@@ -7,7 +7,6 @@ its own. Exit codes: 0 done, 1 failed, 2 used wrongly (flags, settings).
 from __future__ import annotations
 
 import importlib
-import importlib.util
 import logging
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -61,11 +60,7 @@ class LazyCommands(typer.core.TyperGroup):
 
     def __init__(self, **attributes: Any) -> None:  # noqa: ANN401  typer's business
         super().__init__(**attributes)
-        self.commands = {
-            name: typer.core.TyperCommand(name, help=entry.help)
-            for name, entry in COMMANDS.items()
-            if importlib.util.find_spec(entry.import_name)
-        }
+        self.commands = {name: typer.core.TyperCommand(name, help=entry.help) for name, entry in COMMANDS.items()}
 
     def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str | None, Any, list[str]]:  # noqa: ANN401
         name, _, rest = super().resolve_command(ctx, args)
