@@ -6,8 +6,11 @@ import asyncio
 import json
 import os
 import shlex
+import shutil
 import signal
+import sys
 from collections.abc import Callable, Coroutine
+from pathlib import Path
 from typing import Final
 
 import typer
@@ -120,6 +123,15 @@ async def _raise_first_failure(cluster: LocalCluster) -> None:
         await asyncio.sleep(FAILURE_POLL_S)
 
 
+def _own_command() -> str:
+    """What starts this program from the shell that started it: its name alone only where that is enough."""
+    called = Path(sys.argv[0])
+    if called.name != "whalepod":
+        return f"{shlex.quote(sys.executable)} -m whalepod"
+    found = shutil.which("whalepod")
+    return "whalepod" if found and called.exists() and Path(found).samefile(called) else shlex.quote(str(called))
+
+
 def _print_how_to_use(cluster: LocalCluster, console: Console) -> None:
     body = {
         "model": cluster.config.model_name,
@@ -129,5 +141,5 @@ def _print_how_to_use(cluster: LocalCluster, console: Console) -> None:
     }
     url = f"{cluster.http_url}/v1/chat/completions"
     console.print(f"  curl -N {url} -H 'Content-Type: application/json' -d {shlex.quote(json.dumps(body))}")
-    console.print(f"  whalepod chat --url {cluster.http_url}")
+    console.print(f"  {_own_command()} chat --url {cluster.http_url}")
     console.print(f"\nmetrics: {cluster.http_url}/metrics    Ctrl-C stops everything that was started here")
