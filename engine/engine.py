@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from whalepod.core.clock import SYSTEM_CLOCK, Clock
-from whalepod.core.errors import ConfigError, DeadlineError, InternalError, ServingError
+from whalepod.core.errors import CapacityError, DeadlineError, InternalError, ServingError
 from whalepod.core.ids import RequestId
 from whalepod.core.lifecycle import Outcome, Phase
 from whalepod.model.tensor_layout import ModelRole
@@ -24,6 +24,8 @@ from whalepod.model.tensor_layout import ModelRole
 from .admission import RequestChecks
 from .block_pool import BlockPool, SlotPool
 from .finish import Finish, FinishRule
+from .grammar.compiler import rank_compiler
+from .guiding import GrammarReady, Guide
 from .interface import (
     EngineRequest,
     FinishedEvent,
@@ -46,7 +48,7 @@ from .restore import RestorePlan
 from .restoring import Restorer
 from .runner import Runner
 from .sampling import Sampler, noise_key
-from .scheduler import PlannedRows, Scheduler, StepLimits
+from .scheduler import PlannedRows, Scheduler, step_limits
 from .sequence import Leaving, Sequence
 from .state_image import StateImage
 from .state_store import Answer, Loaded, RoomFreed, StateStore
@@ -61,13 +63,15 @@ OUTCOMES: Mapping[FinishReason, Outcome] = {
     FinishReason.ERROR: Outcome.ERROR,
 }
 
+Delivery = Answer | GrammarReady
+
 RowResult = NDArray[np.float32] | None | Exception
 """Logits of a planned chunk's last row, None if it needs none, or what computing it raised."""
 
 
 class Engine:
-    """Belongs to one thread. `transfers` says what is to be done for the store; its workers call `deliver`, and what
-    they deliver is to be given to `answer` on the engine's thread."""
+    """Belongs to one thread. `transfers` says what is to be done for the store; its workers, and those that compile
+    grammars, call `deliver`, and what they deliver is to be given to `answer` on the engine's thread."""
 
     def __init__(
         self,
@@ -75,7 +79,7 @@ class Engine:
         options: RankOptions,
         *,
         store: StateStore | None,
-        deliver: Callable[[Answer], None],
+        deliver: Callable[[Delivery], None],
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
         """Allocates the caches. Raises ConfigError if the memory plan or a limit does not fit the model."""
@@ -87,10 +91,10 @@ class Engine:
         self._model = model
         self._boundaries = boundaries
         self._clock = clock
-        self._step_limits = _step_limits(model, options)
+        limits = step_limits(options, group_tokens=config.group_tokens, block_tokens=model.block_tokens)
         pool = BlockPool(self.memory.blocks)
         slots = SlotPool(self.memory.slots)
-        self._scheduler = Scheduler(blocks=pool, slots=slots, limits=self._step_limits, stops=self._chunk_stops)
+        self._scheduler = Scheduler(blocks=pool, slots=slots, limits=limits, stops=self._chunk_stops)
         caches = model.allocate(blocks=self.memory.blocks, slots=self.memory.slots)
         image = StateImage(caches, config)
         self.transfers: Transfers | None = None
@@ -116,6 +120,12 @@ class Engine:
             handoff_kind=SnapshotKind.ENCODER if model.role is ModelRole.ENCODER else SnapshotKind.FULL,
             clock=clock,
         )
+        self._guide = Guide(
+            rank_compiler(model.tokenizer, vocab_size=config.vocab_size, eos_id=config.eos_token_id),
+            vocab_size=config.vocab_size,
+            slots=self.memory.slots,
+            deliver=deliver,
+        )
         self.step_work = StepWork()
         """What the last step computed; the caller has the clock."""
         self._sequences: dict[RequestId, Sequence] = {}
@@ -130,6 +140,12 @@ class Engine:
         sequence = self._new_sequence(request)
         self._sequences[request.request_id] = sequence
         self._scheduler.add(sequence)
+        try:
+            if self._model.role is not ModelRole.ENCODER:  # which draws no token
+                self._guide.begin(sequence)
+        except CapacityError as error:
+            self._end_with_error(sequence, error)
+            return
         if sequence.rows_end == 0:
             self._hand_over(sequence, Handoff(boundary_tokens=0, kind=None))
 
@@ -157,14 +173,22 @@ class Engine:
         if usable or handoff.finish_reason is not None or handoff.blocks_stored:
             sequence.cached_tokens, sequence.replayed_tokens = handoff.cached_tokens, handoff.replayed_tokens
         if handoff.first_token is not None:
+            try:
+                self._guide.follow(sequence, handoff.first_token.id)
+            except ServingError as error:
+                self._end_with_error(sequence, error)
+                return
             self._append(sequence, handoff.first_token)
         if handoff.finish_reason is not None:
             self._end(sequence, Finish(handoff.finish_reason, handoff.matched_stop_id))
 
-    def answer(self, answer: Answer) -> None:
-        """The store has answered. Answers for a holding that has ended are dropped."""
+    def answer(self, answer: Delivery) -> None:
+        """The store or the compiler has answered. Answers for what has ended are dropped."""
         if isinstance(answer, RoomFreed):
             return  # the next step offers again
+        if isinstance(answer, GrammarReady):
+            self._grammar_ready(answer)
+            return
         sequence = self._live(answer.owner.request_id, answer.owner.attempt)
         if sequence is None or sequence.slot is None or sequence.owner != answer.owner:
             return
@@ -173,14 +197,28 @@ class Engine:
         else:
             self._hand_over(sequence, self._publisher.left(sequence, answer))
 
+    def _grammar_ready(self, ready: GrammarReady) -> None:
+        sequence = self._live(ready.request_id, ready.attempt)
+        if sequence is None:
+            return
+        try:
+            self._guide.complete(sequence, ready)
+        except ServingError as error:
+            self._end_with_error(sequence, error)
+
     # What the thread around it wants to know.
 
     @property
     def runnable(self) -> bool:
         """Another step would do something, without a new message."""
-        if any(_computes(sequence) for sequence in self._scheduler.holding):
+        if any(sequence.computes for sequence in self._scheduler.holding):
             return True
         return self._scheduler.plan_admission(self._restorer.reusable) is not None
+
+    @property
+    def compiling(self) -> bool:
+        """A request waits for its grammar: an answer will come."""
+        return any(sequence.compiling for sequence in self._scheduler.waiting)
 
     def waiting_counts(self) -> tuple[int, int]:
         """Requests that hold nothing yet, and how many of those await a hand-off."""
@@ -213,6 +251,12 @@ class Engine:
         self._scheduler.check()
         assert len(self._sequences) == len(self._scheduler.waiting) + len(self._scheduler.holding)
 
+    def close(self) -> None:
+        """End what is done beside it for its requests. The caches live as long as it does."""
+        self._guide.close()
+        if self.transfers is not None:
+            self.transfers.close()
+
     # One step.
 
     def step(self) -> list[StepEvent]:
@@ -227,7 +271,7 @@ class Engine:
         for victim in plan.preempt:
             self._preempt(victim)
         self._scheduler.apply_rows(plan)
-        self.step_work = _work_of(plan.rows)
+        self.step_work = plan.work
         for planned, result in zip(plan.rows, self._run(plan.rows), strict=True):
             self._commit(planned, result)
         events, self._events = self._events, []
@@ -295,8 +339,8 @@ class Engine:
             self._try_leave(sequence)
             return
         try:
-            token = sequence.sampler.draw(logits, position=len(sequence.tokens))
-        except InternalError as error:
+            token = self._guide.draw(sequence, logits)
+        except ServingError as error:
             self._end_with_error(sequence, error)
             return
         finish = sequence.finish_rule.check(token.id, output_tokens=sequence.output_tokens + 1)
@@ -402,25 +446,3 @@ class Engine:
 
     def _chunk_stops(self, sequence: Sequence) -> Ordered[int]:
         return self._boundaries.turn_borders(sequence.prompt_tokens)
-
-
-def _computes(sequence: Sequence) -> bool:
-    return sequence.phase in (Phase.PREFILLING, Phase.DECODING) and sequence.rows_pending > 0
-
-
-def _work_of(rows: Ordered[PlannedRows]) -> StepWork:
-    decode = sum(planned.sequence.phase is Phase.DECODING for planned in rows)
-    return StepWork(decode, sum(planned.end - planned.sequence.computed for planned in rows) - decode)
-
-
-def _step_limits(model: RankModel, options: RankOptions) -> StepLimits:
-    group = model.config.group_tokens
-    for name in ("chunk_tokens", "chunk_tokens_beside_decode"):
-        if getattr(options, name) < group:
-            raise ConfigError(f"{name} must be at least {group} for this model, not {getattr(options, name)}")
-    return StepLimits(
-        chunk_tokens=options.chunk_tokens,
-        chunk_tokens_beside_decode=options.chunk_tokens_beside_decode,
-        group_tokens=group,
-        block_tokens=model.block_tokens,
-    )

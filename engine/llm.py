@@ -7,9 +7,10 @@ outputs = LLM(model_dir).generate(["Once upon a time"], SamplingParams(temperatu
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from queue import SimpleQueue
 
 from whalepod.core.clock import Deadline
 from whalepod.core.errors import ServingError
@@ -17,7 +18,7 @@ from whalepod.core.ids import RequestId, mint_request_id
 from whalepod.model.detokenizer import Detokenizer
 from whalepod.model.tokenizer import Tokenizer
 
-from .engine import Engine
+from .engine import Delivery, Engine
 from .interface import EngineRequest, Fidelity, FinishedEvent, FinishReason, SampledToken, StepEvent, TokensEvent
 from .options import RankOptions
 from .rank_model import RankModel
@@ -84,7 +85,8 @@ class LLM:
         )
         self._tokenizer = Tokenizer.from_dir(model_dir)
         self._bos_id = model.config.bos_token_id
-        self._engine = Engine(model, options, store=None, deliver=lambda _: None)
+        self._answers: SimpleQueue[Delivery] = SimpleQueue()
+        self._engine = Engine(model, options, store=None, deliver=self._answers.put)
 
     def generate(
         self, prompts: Prompt | Sequence[Prompt], params: SamplingParams | Sequence[SamplingParams] | None = None
@@ -101,9 +103,8 @@ class LLM:
         progress = {mint_request_id(): _Progress(self._ids(prompt)) for prompt in listed}
         for (request_id, its_progress), sampling in zip(progress.items(), each, strict=True):
             self._submit(request_id, its_progress, sampling)
-        while self._engine.runnable:
-            for event in self._engine.step():
-                _note(progress[event.request_id], event)
+        for event in self._events():
+            _note(progress[event.request_id], event)
         return [self._output(its_progress) for its_progress in progress.values()]
 
     def _submit(self, request_id: RequestId, progress: _Progress, sampling: SamplingParams) -> None:
@@ -120,6 +121,17 @@ class LLM:
             self._engine.submit(request)
         except ServingError as error:
             progress.error = error
+
+    def _events(self) -> Iterator[StepEvent]:
+        """Everything that happens until all requests have ended."""
+        while True:
+            # Only grammars are waited for: what runs goes on while they are compiled.
+            while not self._answers.empty() or (self._engine.compiling and not self._engine.runnable):
+                self._engine.answer(self._answers.get())
+            events = self._engine.step()
+            yield from events
+            if not (events or self._engine.runnable or self._engine.compiling):
+                return
 
     def _ids(self, prompt: Prompt) -> tuple[int, ...]:
         return (self._bos_id, *self._tokenizer.encode(prompt)) if isinstance(prompt, str) else tuple(prompt)

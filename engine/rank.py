@@ -19,12 +19,12 @@ from whalepod.core.clock import SYSTEM_CLOCK, Clock
 from whalepod.core.errors import CapacityError, StaleAttemptError, WorkerLostError
 from whalepod.core.ids import RequestId
 
-from .engine import Engine
+from .engine import Delivery, Engine
 from .interface import EngineRequest, FinishedEvent, FinishReason, Handoff, RankLimits, RankLoad, StepEvent, StepWork
 from .memory_plan import MemoryPlan
 from .options import RankOptions
 from .rank_model import RankModel
-from .state_store import Answer, StateStore
+from .state_store import StateStore
 
 log = logging.getLogger(__name__)
 
@@ -77,7 +77,7 @@ class EngineRank:
         # runs.
         self._changed = threading.Condition(threading.RLock())
         self._inbox: deque[Callable[[], None]] = deque()
-        self._answers: deque[Answer] = deque()
+        self._answers: deque[Delivery] = deque()
         self._attempts: OrderedDict[RequestId, int] = OrderedDict()
         self._unfinished: dict[Key, None] = {}
         self._muted: set[Key] = set()
@@ -175,7 +175,7 @@ class EngineRank:
         self._inbox.append(message)
         self._changed.notify_all()
 
-    def _deliver(self, answer: Answer) -> None:
+    def _deliver(self, answer: Delivery) -> None:
         """On a worker's thread."""
         with self._changed:
             self._answers.append(answer)
@@ -192,8 +192,7 @@ class EngineRank:
             if self._on_failure is not None:
                 self._on_failure(error)
         finally:
-            if self._engine.transfers is not None:
-                self._engine.transfers.close()
+            self._engine.close()
 
     def _take_messages(self) -> bool:
         """Wait for something to do and hand it to the engine. False: stop."""

@@ -38,6 +38,7 @@ class RankModel:
     layout: str
     """What is behind `namespace`, readable."""
     block_layout: BlockLayout
+    tokenizer: Tokenizer
 
     @classmethod
     def load(
@@ -59,11 +60,9 @@ class RankModel:
         formats = RELEASE_FORMATS if quantized_caches else plain_formats(COMPUTE_DTYPE)
         input_format = FP8_BLOCK32 if config.quantization_config is not None else None
         network = Network.load(model_dir, role=role, dtype=COMPUTE_DTYPE, input_format=input_format)
+        tokenizer = Tokenizer.from_dir(model_dir)
         namespace = namespace_of(
-            boundaries,
-            formats,
-            weights=weights_fingerprint(model_dir),
-            tokenizer=Tokenizer.from_dir(model_dir).fingerprint,
+            boundaries, formats, weights=weights_fingerprint(model_dir), tokenizer=tokenizer.fingerprint
         )
         return cls(
             network=network,
@@ -75,6 +74,7 @@ class RankModel:
                 f"window {config.window}, {config.kept_rows} kept rows, {formats.name} caches, {namespace.numerics}"
             ),
             block_layout=block_layout(_allocate(config, formats, boundaries, blocks=1, slots=1)),
+            tokenizer=tokenizer,
         )
 
     @property

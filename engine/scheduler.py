@@ -16,9 +16,12 @@ from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Ordered
 from dataclasses import dataclass
 
+from whalepod.core.errors import ConfigError
 from whalepod.core.lifecycle import Phase
 
 from .block_pool import BlockPool, SlotPool
+from .interface import StepWork
+from .options import RankOptions
 from .sequence import Sequence
 
 
@@ -31,6 +34,19 @@ class StepLimits:
     chunk_tokens_beside_decode: int
     group_tokens: int
     block_tokens: int
+
+
+def step_limits(options: RankOptions, *, group_tokens: int, block_tokens: int) -> StepLimits:
+    """Raises ConfigError, naming the setting, if a chunk could not hold one group of the model's."""
+    for name in ("chunk_tokens", "chunk_tokens_beside_decode"):
+        if getattr(options, name) < group_tokens:
+            raise ConfigError(f"{name} must be at least {group_tokens} for this model, not {getattr(options, name)}")
+    return StepLimits(
+        chunk_tokens=options.chunk_tokens,
+        chunk_tokens_beside_decode=options.chunk_tokens_beside_decode,
+        group_tokens=group_tokens,
+        block_tokens=block_tokens,
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +65,12 @@ class StepPlan:
     rows: tuple[PlannedRows, ...]
     """Decode rows, then chunks, each in order of arrival."""
 
+    @property
+    def work(self) -> StepWork:
+        """Before it is run: how much it is. Takes no time yet."""
+        decode = sum(planned.sequence.phase is Phase.DECODING for planned in self.rows)
+        return StepWork(decode, sum(planned.end - planned.sequence.computed for planned in self.rows) - decode)
+
 
 def plan_admission(
     waiting: Iterable[Sequence],
@@ -64,7 +86,7 @@ def plan_admission(
     The watermark stays free for those that run, so that admission does not cause the next preemption; who runs alone
     may take everything.
     """
-    first = next((sequence for sequence in waiting if not sequence.awaiting), None)
+    first = next((sequence for sequence in waiting if sequence.admissible), None)
     if first is None or not slots_free:
         return None
     reserve = blocks_watermark if anyone_holds else 0
@@ -149,7 +171,7 @@ class Scheduler:
 
     @property
     def waiting(self) -> Ordered[Sequence]:
-        """Holding nothing, in order of arrival; those that await a hand-off too."""
+        """Holding nothing, in order of arrival; those that await a hand-off or their grammar too."""
         return self._waiting
 
     @property

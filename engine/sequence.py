@@ -10,6 +10,7 @@ from whalepod.core.lifecycle import Lifecycle, Outcome, Phase
 
 from .block_pool import Slot
 from .finish import FinishRule
+from .grammar.state import GrammarState
 from .interface import EngineRequest, Fidelity, Handoff, SampledToken, Work
 from .parking import Parked
 from .restore import RestorePlan
@@ -49,6 +50,10 @@ class Sequence:
     lifecycle: Lifecycle = field(default_factory=Lifecycle)
     awaiting: bool = False
     """Holds a soft slot until its hand-off is known."""
+    compiling: bool = False
+    """Its grammar is not ready."""
+    grammar: GrammarState | None = None
+    """Where it stands in its grammar: all of its output has been followed."""
     handoff: Handoff | None = None
     parked: Parked | None = None
 
@@ -83,6 +88,11 @@ class Sequence:
         return Owner(self.request.request_id, self.request.attempt, self.slot.generation)
 
     @property
+    def admissible(self) -> bool:
+        """Nothing that it waits for is outstanding, except room."""
+        return not self.awaiting and not self.compiling
+
+    @property
     def phase(self) -> Phase:
         return self.lifecycle.phase
 
@@ -97,6 +107,11 @@ class Sequence:
     @property
     def rows_pending(self) -> int:
         return self.rows_end - self.computed
+
+    @property
+    def computes(self) -> bool:
+        """The next step could compute rows of it."""
+        return self.phase in (Phase.PREFILLING, Phase.DECODING) and self.rows_pending > 0
 
     @property
     def is_prefill(self) -> bool:

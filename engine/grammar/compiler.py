@@ -10,6 +10,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import cache
 from typing import Generic, TypeVar
 
 from whalepod.core.errors import CapacityError
@@ -111,10 +112,14 @@ class GrammarCompiler(Generic[T]):
 def rank_compiler(
     tokenizer: Tokenizer, *, vocab_size: int, eos_id: int, cpu_s_max: float = CPU_S_MAX
 ) -> GrammarCompiler[CompiledGrammar]:
-    """For a rank, which follows what it compiles."""
-    vocabulary = Vocabulary.create(tokenizer, size=vocab_size, eos_id=eos_id)
+    """For a rank, which follows what it compiles. The first grammar makes the vocabulary."""
+
+    @cache
+    def vocabulary() -> Vocabulary:
+        return Vocabulary.create(tokenizer, size=vocab_size, eos_id=eos_id)
+
     setup = TrialSetup(tokenizer.json, vocab_size, eos_id, cpu_s_max)
-    return GrammarCompiler(setup, lambda lowered: CompiledGrammar(lowered, vocabulary))
+    return GrammarCompiler(setup, lambda lowered: CompiledGrammar(lowered, vocabulary()))
 
 
 def grammar_checker(

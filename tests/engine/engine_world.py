@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -12,7 +13,7 @@ from random import Random
 from whalepod.core.block_keys import chain_root, derive_block_hashes
 from whalepod.core.clock import Deadline
 from whalepod.core.ids import RequestId
-from whalepod.engine.engine import Engine
+from whalepod.engine.engine import Delivery, Engine
 from whalepod.engine.interface import (
     EngineRequest,
     Fidelity,
@@ -27,7 +28,7 @@ from whalepod.engine.interface import (
 from whalepod.engine.options import RankOptions
 from whalepod.engine.rank_model import RankModel
 from whalepod.engine.sampling_params import SamplingParams
-from whalepod.engine.state_store import Answer, StateStore
+from whalepod.engine.state_store import StateStore
 from whalepod.model.tensor_layout import ModelRole
 
 CHECKPOINT = Path(__file__).parents[1] / "golden" / "tiny_a" / "ckpt_f32"
@@ -125,7 +126,7 @@ class World:
         role: ModelRole = ModelRole.FULL,
     ) -> None:
         model = tiny_model(role)
-        self._answers: deque[Answer] = deque()
+        self._answers: deque[Delivery] = deque()
         self.engine = Engine(model, options, store=store, deliver=self._answers.append)
         self.request = RequestMaker(model).request
         self.heard: dict[RequestId, Heard] = {}
@@ -144,6 +145,7 @@ class World:
             worked = True
         while self._answers:
             self.engine.answer(self._answers.popleft())
+            worked = True
         return worked
 
     def step(self) -> list[StepEvent]:
@@ -164,8 +166,9 @@ class World:
 
     def run(self) -> None:
         """Until nothing happens any more."""
-        while self.step() or self.worked or self.engine.runnable:
-            pass
+        while self.step() or self.worked or self.engine.runnable or self.engine.compiling:
+            if self.engine.compiling and not self.engine.runnable:
+                time.sleep(0.001)  # a thread is at it
 
     def generate(self, prompt: Sequence[int], sampling: SamplingParams = GREEDY, **kinds: object) -> Heard:
         """Run one request to its end."""
