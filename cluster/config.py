@@ -20,7 +20,12 @@ from .registration import RankRole
 
 METRICS_PORT_OFFSET = 1000
 """A rank serves its metrics at its gRPC port plus this."""
+DIRECT_PORT_OFFSET = 2000
+"""A prefill rank serves what it has published to other ranks at its gRPC port plus this."""
 
+
+RETENTION_HOURS = {"session": 1, "day": 24, "week": 168}
+"""Retention classes (`kvstore.md` §7.3)."""
 
 Port = Annotated[int, Field(ge=1, le=65535)]
 
@@ -120,6 +125,39 @@ class RouterSettings(_Section):
     )
 
 
+class KvSettings(_Section):
+    """The store of KV blocks, and what stands beside it."""
+
+    urls: tuple[str, ...] = Field(
+        default=(), description="Redis servers that hold blocks, each a shard; default: redis_url"
+    )
+    cluster: bool = Field(default=False, description="the servers are nodes of one Redis Cluster")
+    maxmemory_policy: Literal["volatile-ttl", "noeviction", "any"] = Field(
+        default="volatile-ttl", description="what every server with a memory limit must have; any: do not check"
+    )
+    retention: Literal["session", "day", "week"] = Field(
+        default="day", description="how long an unused block is kept: 1, 24 or 168 hours"
+    )
+    mac: Literal["auto", "on", "off"] = Field(
+        default="auto", description="sign values with the cluster secret; auto: unless everything is on this machine"
+    )
+    direct: bool = Field(
+        default=True, description="decode ranks may read from a prefill rank's memory when the store is no help"
+    )
+    direct_hold_mib: int = Field(default=256, ge=1, description="what a prefill rank holds for that, at most")
+    direct_hold_seconds: float = Field(default=60.0, gt=0, description="how long it holds it, at most")
+    node_cache_mib: int | None = Field(
+        default=None, ge=0, description="blocks shared by the ranks of a machine; default: 128 with serve, else none"
+    )
+    node_cache_dir: Path = Field(default=Path("/dev/shm"), description="where they are kept: a file system in memory")
+    port: Port = Field(default=8300, description="gRPC port of `whalepod kv serve`")
+    evictor: bool = Field(default=False, description="`whalepod kv serve` evicts leaf by leaf before the server must")
+
+    @property
+    def retention_seconds(self) -> float:
+        return RETENTION_HOURS[self.retention] * 3600.0
+
+
 class RaySettings(_Section):
     """Ray starts and restarts ranks. It is not on the way of any request."""
 
@@ -152,6 +190,7 @@ class ClusterConfig(_Section):
     engine: EngineSettings = EngineSettings()
     fidelity: FidelitySettings = FidelitySettings()
     router: RouterSettings = RouterSettings()
+    kv: KvSettings = KvSettings()
     ray: RaySettings = RaySettings()
 
     @model_validator(mode="after")
@@ -184,6 +223,11 @@ class ClusterConfig(_Section):
     @property
     def redis_url_or_embedded(self) -> str:
         return self.redis_url or f"redis://127.0.0.1:{self.redis_port}/0"
+
+    @property
+    def kv_urls(self) -> tuple[str, ...]:
+        """Where blocks are kept."""
+        return self.kv.urls or (self.redis_url_or_embedded,)
 
     def cluster_secret(self) -> ClusterSecret:
         """Raises ConfigError if neither `secret` nor `secret_file` gives a good one."""
@@ -219,6 +263,10 @@ class ClusterConfig(_Section):
                 ports[f"{name}.port + {index} + {METRICS_PORT_OFFSET} (metrics)"] = (
                     pool.port + index + METRICS_PORT_OFFSET
                 )
+                if name == "prefill" and self.kv.direct:
+                    ports[f"{name}.port + {index} + {DIRECT_PORT_OFFSET} (direct)"] = (
+                        pool.port + index + DIRECT_PORT_OFFSET
+                    )
         if self.redis_url is None:
             ports["redis_port"] = self.redis_port
         return ports

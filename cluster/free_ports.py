@@ -6,7 +6,7 @@ import contextlib
 import socket
 from collections.abc import Iterator, Mapping
 
-from .config import METRICS_PORT_OFFSET, ClusterConfig
+from .config import DIRECT_PORT_OFFSET, METRICS_PORT_OFFSET, ClusterConfig
 
 SEARCH_FROM, SEARCH_TO = 20_000, 31_000
 """Below the range that the system hands out to outgoing connections, which may take a port between look and use."""
@@ -39,9 +39,9 @@ def with_free_ports(config: ClusterConfig, *, search_from: int = SEARCH_FROM) ->
 
 
 def _free_runs(search_from: int) -> Iterator[int]:
-    """Free ports, ascending, whose metrics port is free too."""
+    """Free ports, ascending, whose metrics and direct ports are free too."""
     for port in range(search_from, SEARCH_TO):
-        if is_free(port) and is_free(port + METRICS_PORT_OFFSET):
+        if all(is_free(port + offset) for offset in (0, METRICS_PORT_OFFSET, DIRECT_PORT_OFFSET)):
             yield port
 
 

@@ -28,10 +28,10 @@ GRACE_S = 3.0
 class Janitor:
     """The handle that the watched process holds. Keep it until everything has been stopped in good order."""
 
-    def __init__(self, run_dir: Path) -> None:
-        """Start watching this process. `run_dir` is removed at the end."""
+    def __init__(self, *directories: Path) -> None:
+        """Start watching this process. The directories are removed at the end."""
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "whalepod.cluster.janitor", str(os.getpid()), str(run_dir)],
+            [sys.executable, "-m", "whalepod.cluster.janitor", str(os.getpid()), *map(str, directories)],
             stdin=subprocess.PIPE,
             start_new_session=True,  # Ctrl-C at the terminal is not for the janitor
         )
@@ -43,7 +43,7 @@ class Janitor:
         self._process.wait(timeout_s)
 
 
-def watch(pid: int, run_dir: Path) -> None:
+def watch(pid: int, *directories: Path) -> None:
     """Remember descendants of `pid` until standard input closes, then end them."""
     me = psutil.Process()
     known: set[psutil.Process] = set()
@@ -52,7 +52,8 @@ def watch(pid: int, run_dir: Path) -> None:
         known = {process for process in known if process.is_running()}
     left = known | _descendants([pid, *(process.pid for process in known)])
     end_processes(left - {me})
-    shutil.rmtree(run_dir, ignore_errors=True)
+    for directory in directories:
+        shutil.rmtree(directory, ignore_errors=True)
 
 
 def end_processes(processes: Iterable[psutil.Process], *, grace_s: float = GRACE_S) -> None:
@@ -88,9 +89,9 @@ def _descendants(pids: Iterable[int]) -> set[psutil.Process]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("pid", type=int)
-    parser.add_argument("run_dir", type=Path)
+    parser.add_argument("directories", type=Path, nargs="+")
     arguments = parser.parse_args()
-    watch(arguments.pid, arguments.run_dir)
+    watch(arguments.pid, *arguments.directories)
 
 
 if __name__ == "__main__":

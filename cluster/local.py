@@ -35,6 +35,8 @@ from .registry import RegistryWatcher
 
 READY_TIMEOUT_S: Final = 120.0
 POLL_S: Final = 0.1
+NODE_CACHE_MIB: Final = 128
+"""Of a cluster that does not say."""
 STOP_SLACK_S: Final = 5.0
 """What stopping may take beyond draining, for each part."""
 
@@ -63,7 +65,11 @@ class LocalCluster:
         # Sockets of Ray lie in it, and a socket's path has 107 characters at most: TMPDIR may be too long already.
         self.run_dir = Path(tempfile.mkdtemp(prefix="whalepod-", dir="/tmp" if Path("/tmp").is_dir() else None))
         self.secret = _secret_of(config)
-        self.config = config.without_secret().model_copy(update={"secret_file": self.run_dir / "secret"})
+        # A node cache of its own, which goes with it.
+        self._cache_dir = config.kv.node_cache_dir / self.run_dir.name
+        cache_mib = NODE_CACHE_MIB if config.kv.node_cache_mib is None else config.kv.node_cache_mib
+        kv = config.kv.model_copy(update={"node_cache_dir": self._cache_dir, "node_cache_mib": cache_mib})
+        self.config = config.without_secret().model_copy(update={"secret_file": self.run_dir / "secret", "kv": kv})
         self.redis: EmbeddedRedis | None = None
         self.pools = RankPools(self.config, secret=self.secret)
         self.router = SupervisedChild(
@@ -88,7 +94,7 @@ class LocalCluster:
     async def start(self) -> None:
         """Start everything; nothing is ready yet. Raises ConfigError."""
         self._write_files()
-        self._janitor = Janitor(self.run_dir)
+        self._janitor = Janitor(self.run_dir, self._cache_dir)
         if self.config.redis_url is None:
             self._say(f"starting Redis on port {self.config.redis_port}")
             self.redis = EmbeddedRedis(

@@ -30,8 +30,6 @@ from whalepod.engine.interface import Fidelity, RankLoad, StepEvent
 from whalepod.engine.options import RankOptions
 from whalepod.engine.rank import EngineRank
 from whalepod.engine.rank_model import RankModel
-from whalepod.kvstore.client import KvClient
-from whalepod.kvstore.settings import StoreAddress, StoreSettings
 from whalepod.model.tensor_layout import ModelRole
 
 from .config import METRICS_PORT_OFFSET, ClusterConfig, DecodeSettings, PrefillSettings, join_address
@@ -39,6 +37,7 @@ from .grpc_options import server_options
 from .rank_metrics import LoadCollector, count_events, count_work
 from .registration import RankInfo, RankRole
 from .registry import Registrar
+from .store_connection import RankStore, connect_rank_store
 
 log = logging.getLogger(__name__)
 
@@ -92,6 +91,8 @@ class RankContext:
     namespace: bytes
     fidelities: tuple[Fidelity, ...]
     clock: Clock
+    direct_address: str = ""
+    """Where other ranks read what this one has published; empty: nowhere."""
 
 
 class RankService(Protocol):
@@ -158,7 +159,7 @@ class RankProcess:
         self._draining = False
         self._model: RankModel | None = None
         self._engine: EngineRank | None = None
-        self._store: KvClient | None = None
+        self._store: RankStore | None = None
         self._service: RankService | None = None
         self._registrar: Registrar | None = None
         self._metrics: tuple[WSGIServer, LoadCollector] | None = None
@@ -169,8 +170,15 @@ class RankProcess:
         with ThreadPoolExecutor(max_workers=1) as loader:
             engine = await self._loop.run_in_executor(loader, self._load_engine)
         assert self._model is not None
+        assert self._store is not None
         context = RankContext(
-            self._identity, engine, self._secret, self._model.namespace, self._config.fidelity.allowed, self._clock
+            self._identity,
+            engine,
+            self._secret,
+            self._model.namespace,
+            self._config.fidelity.allowed,
+            self._clock,
+            self._store.direct_address,
         )
         self._service = make_service(context)
         self._service.register(self._server)
@@ -276,8 +284,11 @@ class RankProcess:
             quantized_caches=config.engine.quantized_caches,
             threads=config.engine.threads,
         )
-        self._store = KvClient(
-            StoreSettings(addresses=(StoreAddress.parse(config.redis_url_or_embedded),)),
+        self._store = connect_rank_store(
+            config,
+            secret=self._secret,
+            port=identity.port,
+            serves=identity.role.is_prefill,
             namespace=self._model.namespace,
             layout=self._model.block_layout,
             incarnation=identity.incarnation,
@@ -286,7 +297,7 @@ class RankProcess:
         self._engine = EngineRank(
             self._model,
             rank_options(config, identity.role),
-            store=self._store,
+            store=self._store.client,
             on_step=self._on_step,
             on_failure=self._on_failure,
             on_work=count_work,

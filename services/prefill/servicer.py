@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import NoReturn
 
 import grpc
@@ -27,6 +28,7 @@ class PrefillServicer(prefill_pb2_grpc.PrefillServiceServicer):
 
     def __init__(self, context: RankContext) -> None:
         self._engine = context.engine
+        self._direct_address = context.direct_address
         self._gate = TicketGate(
             rank_id=context.identity.rank_id,
             work=Work.PREFILL,
@@ -57,7 +59,7 @@ class PrefillServicer(prefill_pb2_grpc.PrefillServiceServicer):
             handoff = await self._run(request)
         except ServingError as error:
             await _abort(context, error)
-        return handoff_to_proto(handoff, self._engine.load())
+        return handoff_to_proto(replace(handoff, direct_address=self._direct_address), self._engine.load())
 
     async def _run(self, request: prefill_pb2.RunRequest) -> Handoff:
         work = self._gate.admit_or_raise(request.ticket)

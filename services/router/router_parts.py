@@ -11,10 +11,10 @@ from collections.abc import Callable
 from random import Random
 
 from whalepod.cluster.config import ClusterConfig
+from whalepod.cluster.store_connection import store_settings
 from whalepod.core.clock import SYSTEM_CLOCK, Clock
 from whalepod.core.ids import mint_incarnation
 from whalepod.kvstore.client import KvClient
-from whalepod.kvstore.settings import StoreAddress, StoreSettings
 from whalepod.model.config import ModelConfig
 from whalepod.model.tokenizer import Tokenizer
 
@@ -121,6 +121,6 @@ def _served_model(config: ClusterConfig, model: ModelConfig) -> ServedModel:
 
 
 def store_connector(config: ClusterConfig, clock: Clock) -> Callable[[bytes], KvClient]:
-    settings = StoreSettings(addresses=(StoreAddress.parse(config.redis_url_or_embedded),))
+    settings = store_settings(config, secret=None)
     incarnation = mint_incarnation()
     return lambda namespace: KvClient(settings, namespace=namespace, incarnation=incarnation, clock=clock)

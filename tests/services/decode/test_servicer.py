@@ -99,6 +99,21 @@ async def test_a_snapshot_that_is_gone_costs_time_and_no_token(redis_port: int) 
     assert heard.tokens == list(oracle_tokens(prompt, 6))
 
 
+async def test_without_redis_a_hand_off_is_read_from_the_prefill_ranks_memory(redis_port: int) -> None:
+    prompt = prompt_of(90)
+    config = world_config(redis_port + 1 if redis_port < 65000 else redis_port - 1)
+    async with running_rank(config, "prefill") as prefill, running_rank(config, "decode") as decode:
+        before = await gauge(config, "decode", 'whalepod_kv_tokens_total{source="direct"}')
+        ticket = TestRouter(decode.info).ticket(prompt, prefill="prefill-0")
+        async with decode_stream(decode.info.address) as stream:
+            key = stream.start(ticket)
+            stream.ready(key, await run_prefill(prefill.info.address, ticket))
+            heard = await stream.end_of(key)
+        after = await gauge(config, "decode", 'whalepod_kv_tokens_total{source="direct"}')
+    assert heard.tokens == list(oracle_tokens(prompt, 6))
+    assert after - before == 80
+
+
 async def test_a_prefill_that_failed_is_made_up_for(redis_port: int) -> None:
     prompt = prompt_of(50)
     async with decode_rank(redis_port) as (_, router, stream):

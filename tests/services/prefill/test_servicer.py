@@ -187,7 +187,12 @@ async def test_the_server_answers_health_checks_by_service_and_reflection(redis_
         assert reply.status == health_pb2.HealthCheckResponse.SERVING
 
 
-async def test_without_redis_ready_says_that_nothing_is_stored(redis_port: int) -> None:
-    async with prefill_rank(redis_port + 1 if redis_port < 65000 else redis_port - 1) as (rank, router):
-        ready = await run_prefill(rank.info.address, ticket_for(router, prompt_of(60)))
-    assert not ready.stored
+@pytest.mark.parametrize("direct", [False, True])
+async def test_without_redis_only_a_rank_that_serves_directly_says_that_its_state_can_be_had(
+    redis_port: int, direct: bool
+) -> None:
+    nowhere = redis_port + 1 if redis_port < 65000 else redis_port - 1
+    async with running_rank(world_config(nowhere, kv={"direct": direct}), "prefill") as rank:
+        ready = await run_prefill(rank.info.address, ticket_for(TestRouter(rank.info), prompt_of(60)))
+    assert ready.stored == direct
+    assert bool(ready.direct_address) == direct
