@@ -30,7 +30,7 @@ def _run(*only: str) -> dict[str, SetResult]:
 
 
 def test_state_that_moves_gives_the_recorded_logits() -> None:
-    results = _run("hand-off full", "hand-off encoder", "hit, windows", "hit, replay")
+    results = _run("hand-off full", "hit, replay")
     assert {result.status for result in results.values()} == {Status.PASSED}
     assert max(result.max_abs or 0 for result in results.values()) < 2e-5
 

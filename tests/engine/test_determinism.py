@@ -200,8 +200,8 @@ def _crowded(options: RankOptions, *, fidelity: Fidelity = Fidelity.EXACT, share
     ("parked_bytes", "shares", "fidelity"),
     [
         (1 << 30, True, Fidelity.EXACT),
-        (1 << 30, False, Fidelity.FAST),
-        (0, True, Fidelity.EXACT),
+        pytest.param(1 << 30, False, Fidelity.FAST, marks=pytest.mark.slow),
+        pytest.param(0, True, Fidelity.EXACT, marks=pytest.mark.slow),
         (0, True, Fidelity.FAST),
         (0, False, Fidelity.EXACT),
     ],
