@@ -15,7 +15,7 @@ from importlib import import_module
 
 from kernel_cases.measuring import Row
 
-CASES = ("sparse_attention", "packed_index_scores", "top_entries")
+CASES = ("sparse_attention", "packed_index_scores", "top_entries", "mhc", "window_rows")
 
 
 def main() -> None:

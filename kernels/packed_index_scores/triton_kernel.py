@@ -122,17 +122,19 @@ def _score_rows(
 @triton.jit
 def index_scores_kernel(
     queries, weights, keys, tables, table_stride, visible, group_starts, group_counts, group_sequences, scores, stride,
-    ENTRIES: tl.constexpr, HEADS: tl.constexpr, ROWS_A: tl.constexpr, ROWS_B: tl.constexpr, KEYS: tl.constexpr,
+    ENTRIES: tl.constexpr, HEADS: tl.constexpr, ROWS: tl.constexpr, PARTS: tl.constexpr, KEYS: tl.constexpr,
     FAST: tl.constexpr,
 ):
-    """Program (group, part): scores of a group of ROWS_A + ROWS_B rows of one sequence, every PARTS-th tile of keys."""
+    """Program (group, part): scores of PARTS times ROWS rows of one sequence, for every so many-th tile of keys."""
     group = tl.program_id(0)
     start = tl.load(group_starts + group)
     count = tl.load(group_counts + group)
     table = tables + tl.load(group_sequences + group).to(tl.int64) * table_stride
-    even_a, odd_a, weight_a = _query_tile(queries, weights, start, tl.minimum(count, ROWS_A), ROWS_A, HEADS, FAST)
-    if ROWS_B > 0:
-        even_b, odd_b, weight_b = _query_tile(queries, weights, start + ROWS_A, count - ROWS_A, ROWS_B, HEADS, FAST)
+    evens, odds, head_weights = (), (), ()
+    for part in tl.static_range(PARTS):
+        query_even, query_odd, weight = _query_tile(
+            queries, weights, start + part * ROWS, tl.minimum(count - part * ROWS, ROWS), ROWS, HEADS, FAST)
+        evens, odds, head_weights = evens + (query_even,), odds + (query_odd,), head_weights + (weight,)
     newest = tl.load(visible + start + count - 1)
     tile = tl.program_id(1)
     for tile_start in range(tile * KEYS, newest, tl.num_programs(1) * KEYS):
@@ -147,11 +149,9 @@ def index_scores_kernel(
         even, odd = _fp8_keys(codes, largest[:, None] - scale, KEYS, FAST)
         key_scale = tl.maximum(largest - 6, 1) << 23
         key_scale = key_scale.to(tl.float32, bitcast=True)
-        _score_rows(even, odd, even_a, odd_a, weight_a, key_scale, scores, stride, entry, start,
-                    tl.minimum(count, ROWS_A), visible, ROWS_A, HEADS, KEYS)
-        if ROWS_B > 0:
-            _score_rows(even, odd, even_b, odd_b, weight_b, key_scale, scores, stride, entry, start + ROWS_A,
-                        count - ROWS_A, visible, ROWS_B, HEADS, KEYS)
+        for part in tl.static_range(PARTS):
+            _score_rows(even, odd, evens[part], odds[part], head_weights[part], key_scale, scores, stride, entry,
+                        start + part * ROWS, count - part * ROWS, visible, ROWS, HEADS, KEYS)
 
 
 def packed_index_scores(
@@ -163,13 +163,12 @@ def packed_index_scores(
     scores = torch.empty(rows, entries_max, dtype=torch.float32, device=queries.device)
     if rows == 0 or entries_max == 0:
         return scores
-    rows_a = 1 << (group_rows.bit_length() - 1)
-    rows_b = triton.next_power_of_2(group_rows - rows_a) if group_rows > rows_a else 0
+    each = min(2, group_rows)
     count = groups.shape[1]
-    parts = min(triton.cdiv(entries_max, tile), max(1, triton.cdiv(programs or 132 * 6, count)))
+    parts = min(triton.cdiv(entries_max, tile), max(1, triton.cdiv(programs or 132 * 3, count)))
     index_scores_kernel[(count, parts)](
         queries.contiguous(), weights, keys, tables, tables.stride(0), visible, groups[0], groups[1], groups[2], scores,
-        scores.stride(0), ENTRIES=entries_per_block, HEADS=heads, ROWS_A=rows_a, ROWS_B=rows_b, KEYS=tile,
+        scores.stride(0), ENTRIES=entries_per_block, HEADS=heads, ROWS=each, PARTS=triton.cdiv(group_rows, each), KEYS=tile,
         FAST=queries.is_cuda, num_warps=num_warps, num_stages=3,
     )
     return scores

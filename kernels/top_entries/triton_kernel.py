@@ -1,11 +1,12 @@
-"""The best entries of each row in Triton, exactly, in three launches.
+"""The best entries of each row in Triton, exactly, in four launches.
 
-    histogram   every chunk of a row counts the first 11 bits of its scores
-    collect     every chunk finds the digit that holds the count-th best score and keeps what is not below it
+    maxima      the best score of every few consecutive entries
+    bound       the count-th best of those: at least `count` scores are not below it, and not many more
+    collect     keeps the scores that are not below the bound, out of the groups whose best is not
     finish      one program a row finds the exact score among what was kept, breaks ties by index, and sorts
 
-What is kept is usually a few times `count`. If it outgrows its buffer (scores that are nearly all equal), the last step
-searches the row itself: slow, and as exact.
+If more is kept than its buffer holds (scores that are nearly all equal), the last step searches the row itself: slow, and
+as exact.
 """
 
 from __future__ import annotations
@@ -15,8 +16,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-DIGITS = tl.constexpr(2048)
-LOW_BITS = tl.constexpr(21)
+BOUND_BITS = tl.constexpr(20)
+"""Leading bits of the bound that are searched; the others are 0, which keeps a few scores more."""
 NOTHING = tl.constexpr(-2147483648)
 BEHIND = tl.constexpr(2147483647)
 
@@ -29,52 +30,63 @@ def _ordered(scores):
 
 
 @triton.jit
-def histogram_kernel(scores, stride, visible, counts, CHUNK: tl.constexpr):
-    row = tl.program_id(0)
-    entry = tl.program_id(1) * CHUNK + tl.arange(0, CHUNK)
-    seen = tl.load(visible + row)
-    if tl.program_id(1) * CHUNK < seen:
-        there = entry < seen
-        order = _ordered(tl.load(scores + row.to(tl.int64) * stride + entry, mask=there, other=0.0))
-        found = tl.histogram((order >> LOW_BITS) + DIGITS // 2, DIGITS, mask=there)
-        digit = tl.arange(0, DIGITS)
-        tl.atomic_add(counts + row * (DIGITS + 1) + digit, found, mask=found > 0, sem="relaxed")
+def _best(orders, count, steps):
+    """The largest order with its first `steps` bits free and the others 0 that at least `count` of `orders` reach."""
+    best = count * 0 + NOTHING
+    step = (count * 0 + 1) << 30
+    for bit in range(steps):
+        # The sign bit first: from the least number to 0.
+        trial = tl.where(bit == 0, 0, best | (step >> (tl.maximum(bit, 1) - 1)))
+        best = tl.where(tl.sum((orders >= trial).to(tl.int32), 0) >= count, trial, best)
+    return best
 
 
 @triton.jit
-def _digit_of(counts, row, COUNT: tl.constexpr):
-    """The largest digit such that at least COUNT scores are not below it; 0 if there are fewer."""
-    found = tl.load(counts + row * (DIGITS + 1) + tl.arange(0, DIGITS))
-    not_below = tl.cumsum(found, 0, reverse=True)
-    return tl.maximum(tl.sum((not_below >= COUNT).to(tl.int32), 0) - 1, 0)
+def maxima_kernel(scores, stride, visible, maxima, groups, GROUP: tl.constexpr, CHUNK: tl.constexpr):
+    row = tl.program_id(0)
+    group = tl.program_id(1) * CHUNK + tl.arange(0, CHUNK)
+    entry = group[:, None] * GROUP + tl.arange(0, GROUP)[None, :]
+    there = entry < tl.load(visible + row)
+    order = _ordered(tl.load(scores + row.to(tl.int64) * stride + entry, mask=there, other=0.0))
+    order = tl.max(tl.where(there, order, NOTHING), 1)
+    tl.store(maxima + row.to(tl.int64) * groups + group, order, mask=group < groups)
+
+
+@triton.jit
+def bound_kernel(maxima, groups, bounds, kept_counts, COUNT: tl.constexpr, GROUPS: tl.constexpr):
+    row = tl.program_id(0)
+    group = tl.arange(0, GROUPS)
+    order = tl.load(maxima + row.to(tl.int64) * groups + group, mask=group < groups, other=NOTHING)
+    tl.store(bounds + row, _best(order, row * 0 + COUNT, BOUND_BITS))
+    tl.store(kept_counts + row, 0)
 
 
 @triton.jit
 def collect_kernel(
-    scores, stride, visible, counts, kept_orders, kept_entries, COUNT: tl.constexpr, CAPACITY: tl.constexpr,
-    CHUNK: tl.constexpr,
+    scores, stride, visible, maxima, groups, bounds, kept_counts, kept_orders, kept_entries, CAPACITY: tl.constexpr,
+    GROUP: tl.constexpr, CHUNK: tl.constexpr,
 ):
     row = tl.program_id(0)
-    entry = tl.program_id(1) * CHUNK + tl.arange(0, CHUNK)
-    seen = tl.load(visible + row)
-    if tl.program_id(1) * CHUNK < seen:
-        there = entry < seen
-        order = _ordered(tl.load(scores + row.to(tl.int64) * stride + entry, mask=there, other=0.0))
-        kept = there & ((order >> LOW_BITS) + DIGITS // 2 >= _digit_of(counts, row, COUNT))
-        total = counts + row * (DIGITS + 1) + DIGITS
-        place = tl.atomic_add(total + tl.zeros_like(entry), 1, mask=kept, sem="relaxed")
-        kept = kept & (place < CAPACITY)
-        tl.store(kept_orders + row * CAPACITY + place, order, mask=kept)
-        tl.store(kept_entries + row * CAPACITY + place, entry, mask=kept)
+    group = tl.program_id(1) * CHUNK + tl.arange(0, CHUNK)
+    bound = tl.load(bounds + row)
+    best = tl.load(maxima + row.to(tl.int64) * groups + group, mask=group < groups, other=NOTHING)
+    entry = group[:, None] * GROUP + tl.arange(0, GROUP)[None, :]
+    there = (entry < tl.load(visible + row)) & (best >= bound)[:, None]
+    order = _ordered(tl.load(scores + row.to(tl.int64) * stride + entry, mask=there, other=0.0))
+    kept = there & (order >= bound)
+    place = tl.atomic_add(kept_counts + row + tl.zeros_like(entry), 1, mask=kept, sem="relaxed")
+    kept = kept & (place < CAPACITY)
+    tl.store(kept_orders + row * CAPACITY + place, order, mask=kept)
+    tl.store(kept_entries + row * CAPACITY + place, entry, mask=kept)
 
 
 @triton.jit
 def finish_kernel(
-    scores, stride, visible, counts, kept_orders, kept_entries, out, COUNT: tl.constexpr, CAPACITY: tl.constexpr,
+    scores, stride, visible, kept_counts, kept_orders, kept_entries, out, COUNT: tl.constexpr, CAPACITY: tl.constexpr,
     CHUNK: tl.constexpr,
 ):
     row = tl.program_id(0)
-    total = tl.load(counts + row * (DIGITS + 1) + DIGITS)
+    total = tl.load(kept_counts + row)
     target = out + row.to(tl.int64) * COUNT
     if total <= CAPACITY:
         slot = tl.arange(0, CAPACITY)
@@ -83,11 +95,7 @@ def finish_kernel(
         entry = tl.load(kept_entries + row * CAPACITY + slot, mask=there, other=BEHIND)
         chosen = there
         if total > COUNT:
-            last = (_digit_of(counts, row, COUNT) - DIGITS // 2) << LOW_BITS
-            step = (total * 0 + 1) << LOW_BITS
-            for bit in range(LOW_BITS):
-                trial = last | (step >> (bit + 1))
-                last = tl.where(tl.sum((order >= trial).to(tl.int32), 0) >= COUNT, trial, last)
+            last = _best(order, total * 0 + COUNT, 32)
             above = order > last
             equal = (order == last) & there
             room = COUNT - tl.sum(above.to(tl.int32), 0)
@@ -144,18 +152,39 @@ def _search_row(scores, seen, target, COUNT: tl.constexpr, CHUNK: tl.constexpr):
         written += tl.sum(chosen.to(tl.int32), 0)
 
 
-def top_entries(scores: Tensor, visible: Tensor, *, count: int, chunk: int = 4096, capacity: int | None = None) -> Tensor:
+def top_entries(scores: Tensor, visible: Tensor, *, count: int, capacity: int | None = None, chunk: int = 4096) -> Tensor:
     """As `whalepod.kernels.top_entries`, on a GPU, or in Triton's interpreter; `count` a power of two."""
     rows, entries = scores.shape
     out = torch.empty(rows, count, dtype=torch.int32, device=scores.device)
     if rows == 0:
         return out
     capacity = capacity or 4 * max(count, 512)
-    counts = torch.zeros(rows, DIGITS.value + 1, dtype=torch.int32, device=scores.device)
+    group = group_entries(entries, count=count)
+    groups = triton.cdiv(entries, group)
+    lanes, chunk = chunk, max(1, chunk // group)
+    words = torch.empty(rows * (groups + 2), dtype=torch.int32, device=scores.device)
+    bounds, kept_counts, maxima = words[:rows], words[rows : 2 * rows], words[2 * rows :]
     kept = torch.empty(2, rows, capacity, dtype=torch.int32, device=scores.device)
-    grid = (rows, max(1, triton.cdiv(entries, chunk)))
-    histogram_kernel[grid](scores, scores.stride(0), visible, counts, CHUNK=chunk, num_warps=8)
-    sizes = {"COUNT": count, "CAPACITY": capacity, "CHUNK": chunk}
-    collect_kernel[grid](scores, scores.stride(0), visible, counts, kept[0], kept[1], **sizes, num_warps=8)
-    finish_kernel[(rows,)](scores, scores.stride(0), visible, counts, kept[0], kept[1], out, **sizes, num_warps=8)
+    grid = (rows, triton.cdiv(groups, chunk))
+    stride = scores.stride(0)
+    maxima_kernel[grid](scores, stride, visible, maxima, groups, GROUP=group, CHUNK=chunk, num_warps=4)
+    bound_kernel[(rows,)](
+        maxima, groups, bounds, kept_counts, COUNT=count, GROUPS=triton.next_power_of_2(groups), num_warps=8
+    )
+    collect_kernel[grid](
+        scores, stride, visible, maxima, groups, bounds, kept_counts, kept[0], kept[1], CAPACITY=capacity, GROUP=group,
+        CHUNK=chunk, num_warps=4,
+    )
+    finish_kernel[(rows,)](
+        scores, stride, visible, kept_counts, kept[0], kept[1], out, COUNT=count, CAPACITY=capacity, CHUNK=lanes,
+        num_warps=8,
+    )
     return out
+
+
+def group_entries(entries: int, *, count: int) -> int:
+    """Entries whose best stands for them: a power of two that leaves about 8 groups for each wanted entry."""
+    group = 1
+    while group < 64 and entries > 8 * count * group:
+        group *= 2
+    return group

@@ -1,0 +1,166 @@
+"""Hyper-connections in Triton: the projection splits its long sum over programs, one small kernel does the rest of it.
+
+Weights stay float32 in effect: each is the sum of three bfloat16 numbers, and streams are bfloat16 already, so the
+products are exact and the sums float32.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+PROGRAMS = 264
+"""Two for each processor of an H100 or H200."""
+
+
+@triton.jit
+def project_kernel(
+    streams, fn, products, squares, rows, width, steps,
+    OUT: tl.constexpr, OUT_BLOCK: tl.constexpr, ROWS: tl.constexpr, STEP: tl.constexpr, FAST: tl.constexpr,
+):
+    """Program (tile, part): Σ over the part's channels of stream · fn [ROWS, OUT] and of stream² [ROWS]."""
+    part = tl.program_id(1)
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    output = tl.arange(0, OUT_BLOCK)
+    sums = tl.zeros((ROWS, OUT_BLOCK), tl.float32)
+    square = tl.zeros((ROWS,), tl.float32)
+    for step in range(part * steps, (part + 1) * steps):
+        channel = step * STEP + tl.arange(0, STEP)
+        x = tl.load(
+            streams + row.to(tl.int64)[:, None] * width + channel[None, :],
+            mask=(row < rows)[:, None] & (channel < width)[None, :], other=0.0)
+        weight = tl.load(
+            fn + output[:, None] * width + channel[None, :],
+            mask=(output < OUT)[:, None] & (channel < width)[None, :], other=0.0)
+        wide = x.to(tl.float32)
+        square += tl.sum(wide * wide, 1)
+        if FAST:
+            first = weight.to(tl.bfloat16)
+            rest = weight - first.to(tl.float32)
+            second = rest.to(tl.bfloat16)
+            third = (rest - second.to(tl.float32)).to(tl.bfloat16)
+            sums = tl.dot(x, tl.trans(third), sums)
+            sums = tl.dot(x, tl.trans(second), sums)
+            sums = tl.dot(x, tl.trans(first), sums)
+        else:
+            sums = tl.dot(wide, tl.trans(weight), sums, input_precision="ieee")
+    at = part * rows + row
+    tl.store(products + at[:, None] * OUT_BLOCK + output[None, :], sums, mask=(row < rows)[:, None])
+    tl.store(squares + at, square, mask=row < rows)
+
+
+@triton.jit
+def _part_sums(products, square_root, scale, base, row, rows, first, parts, OUT_BLOCK: tl.constexpr, COUNT: tl.constexpr):
+    """Coefficients first … first + COUNT - 1 of rows: parts added in their order, normalised, scaled."""
+    output = first + tl.arange(0, COUNT)
+    total = tl.zeros((row.shape[0], COUNT), tl.float32)
+    for part in range(parts):
+        at = (part * rows + row)[:, None] * OUT_BLOCK + output[None, :]
+        total += tl.load(products + at, mask=(row < rows)[:, None], other=0.0)
+    return total * square_root[:, None] * tl.load(scale + output)[None, :] + tl.load(base + output)[None, :]
+
+
+@triton.jit
+def finish_kernel(
+    products, squares, scale, base, pre, post, comb, rows, width, parts, rms_eps, eps, iterations,
+    S: tl.constexpr, OUT_BLOCK: tl.constexpr, ROWS: tl.constexpr,
+):
+    """Sigmoids of the first 2 · S coefficients, Sinkhorn of the other S · S."""
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    square = tl.zeros((ROWS,), tl.float32)
+    for part in range(parts):
+        square += tl.load(squares + part * rows + row, mask=row < rows, other=0.0)
+    root = 1.0 / tl.sqrt(square / width + rms_eps)
+    stream = tl.arange(0, S)
+    there = (row < rows)[:, None]
+    z = _part_sums(products, root, scale, base, row, rows, 0, parts, OUT_BLOCK, S)
+    tl.store(pre + row[:, None] * S + stream[None, :], 1.0 / (1.0 + tl.exp(-z)) + eps, mask=there)
+    z = _part_sums(products, root, scale, base, row, rows, S, parts, OUT_BLOCK, S)
+    tl.store(post + row[:, None] * S + stream[None, :], 2.0 / (1.0 + tl.exp(-z)), mask=there)
+    z = _part_sums(products, root, scale, base, row, rows, 2 * S, parts, OUT_BLOCK, S * S).reshape(ROWS, S, S)
+    mix = tl.exp(z - tl.max(z, 2)[:, :, None])
+    mix = mix / tl.sum(mix, 2)[:, :, None] + eps
+    mix = mix / (tl.sum(mix, 1)[:, None, :] + eps)
+    for _ in range(iterations - 1):
+        mix = mix / (tl.sum(mix, 2)[:, :, None] + eps)
+        mix = mix / (tl.sum(mix, 1)[:, None, :] + eps)
+    pair = tl.arange(0, S * S)
+    tl.store(comb + row[:, None] * (S * S) + pair[None, :], mix.reshape(ROWS, S * S), mask=there)
+
+
+@triton.jit
+def collapse_kernel(streams, weights, out, width, S: tl.constexpr, BLOCK: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    channel = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    total = tl.zeros((BLOCK,), tl.float32)
+    for stream in tl.static_range(S):
+        x = tl.load(streams + (row * S + stream) * width + channel, mask=channel < width, other=0.0)
+        total += tl.load(weights + row * S + stream) * x.to(tl.float32)
+    tl.store(out + row * width + channel, total, mask=channel < width)
+
+
+@triton.jit
+def expand_kernel(y, streams, post, comb, out, width, S: tl.constexpr, BLOCK: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    channel = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    there = channel < width
+    own = tl.load(y + row * width + channel, mask=there, other=0.0).to(tl.float32)
+    for target in tl.static_range(S):
+        total = tl.load(post + row * S + target) * own
+        for stream in tl.static_range(S):
+            x = tl.load(streams + (row * S + stream) * width + channel, mask=there, other=0.0)
+            total += tl.load(comb + (row * S + stream) * S + target) * x.to(tl.float32)
+        tl.store(out + (row * S + target) * width + channel, total, mask=there)
+
+
+def predict_mixes(
+    streams: Tensor, fn: Tensor, scale: Tensor, base: Tensor, *, rms_eps: float, eps: float, iterations: int,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """pre [rows, S], post [rows, S], comb [rows, S, S] float32 of `whalepod.kernels.mhc.predict_mixes`."""
+    rows, count, channels = streams.shape
+    width, device = count * channels, streams.device
+    pre, post = (torch.empty(rows, count, dtype=torch.float32, device=device) for _ in range(2))
+    comb = torch.empty(rows, count, count, dtype=torch.float32, device=device)
+    if rows == 0:
+        return pre, post, comb
+    tile, step = (64 if rows > 64 else 16), 128
+    tiles, steps = triton.cdiv(rows, tile), triton.cdiv(width, step)
+    each = triton.cdiv(steps, max(1, min(steps, PROGRAMS // tiles)))
+    parts = triton.cdiv(steps, each)
+    block = max(16, triton.next_power_of_2(fn.shape[0]))
+    products = torch.empty(parts, rows, block, dtype=torch.float32, device=device)
+    squares = torch.empty(parts, rows, dtype=torch.float32, device=device)
+    project_kernel[(tiles, parts)](
+        streams.contiguous(), fn, products, squares, rows, width, each, OUT=fn.shape[0], OUT_BLOCK=block, ROWS=tile,
+        STEP=step, FAST=streams.dtype == torch.bfloat16 and streams.is_cuda, num_warps=4, num_stages=4,
+    )
+    finish_kernel[(triton.cdiv(rows, 32),)](
+        products, squares, scale, base, pre, post, comb, rows, width, parts, rms_eps, eps, iterations, S=count,
+        OUT_BLOCK=block, ROWS=32, num_warps=4,
+    )
+    return pre, post, comb
+
+
+def collapse(streams: Tensor, weights: Tensor) -> Tensor:
+    """As `whalepod.kernels.mhc.collapse`."""
+    rows, count, width = streams.shape
+    out = torch.empty(rows, width, dtype=streams.dtype, device=streams.device)
+    if rows:
+        collapse_kernel[(rows, triton.cdiv(width, 1024))](
+            streams.contiguous(), weights.contiguous(), out, width, S=count, BLOCK=1024, num_warps=4
+        )
+    return out
+
+
+def expand(y: Tensor, streams: Tensor, post: Tensor, comb: Tensor) -> Tensor:
+    """As `whalepod.kernels.mhc.expand`."""
+    rows, count, width = streams.shape
+    out = torch.empty_like(streams)
+    if rows:
+        expand_kernel[(rows, triton.cdiv(width, 1024))](
+            y.contiguous(), streams.contiguous(), post.contiguous(), comb.contiguous(), out, width, S=count, BLOCK=1024,
+            num_warps=4,
+        )
+    return out

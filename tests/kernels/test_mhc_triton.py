@@ -1,0 +1,50 @@
+"""The Triton kernels against the reference, in Triton's interpreter on the CPU."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+import torch
+
+os.environ.setdefault("TRITON_INTERPRET", "1")
+pytest.importorskip("triton")
+
+from whalepod.kernels.mhc import Mixes, reference, triton_kernel
+
+
+@pytest.mark.parametrize(("rows", "channels"), [(1, 32), (17, 100), (65, 32)])
+def test_predicted_mixes_match(rows: int, channels: int) -> None:
+    generator = torch.Generator().manual_seed(rows)
+    streams = torch.randn(rows, 4, channels, generator=generator).bfloat16()
+    fn = torch.randn(24, 4 * channels, generator=generator) * 0.1
+    scale, base = torch.rand(24, generator=generator), torch.randn(24, generator=generator)
+    options = {"rms_eps": 1e-20, "eps": 1e-6, "iterations": 20}
+    expected = reference.predict_mixes(streams, fn, scale, base, **options)
+    for out, wanted in zip(triton_kernel.predict_mixes(streams, fn, scale, base, **options), expected, strict=True):
+        torch.testing.assert_close(out, wanted, rtol=2e-5, atol=2e-5)
+
+
+def test_a_row_of_zeros_has_finite_mixes() -> None:
+    zeros = torch.zeros(2, 4, 32, dtype=torch.bfloat16)
+    fn, ones = torch.ones(24, 128), torch.ones(24)
+    options = {"rms_eps": 1e-20, "eps": 1e-6, "iterations": 20}
+    for out, wanted in zip(
+        triton_kernel.predict_mixes(zeros, fn, ones, ones, **options),
+        reference.predict_mixes(zeros, fn, ones, ones, **options),
+        strict=True,
+    ):
+        torch.testing.assert_close(out, wanted)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_collapse_and_expand_match(dtype: torch.dtype) -> None:
+    generator = torch.Generator().manual_seed(5)
+    streams = torch.randn(3, 4, 1030, generator=generator).to(dtype)
+    y = torch.randn(3, 1030, generator=generator).to(dtype)
+    pre, post = torch.rand(3, 4, generator=generator), torch.rand(3, 4, generator=generator)
+    comb = torch.rand(3, 4, 4, generator=generator)
+    close = {"rtol": 8e-3 if dtype == torch.bfloat16 else 1e-6, "atol": 1e-6}
+    torch.testing.assert_close(triton_kernel.collapse(streams, pre), reference.collapse(streams, pre), **close)
+    expected = reference.expand(y, streams, Mixes(pre, post, comb))
+    torch.testing.assert_close(triton_kernel.expand(y, streams, post, comb), expected, **close)
