@@ -6,6 +6,7 @@ Translates, calls the engine, and translates back. A stream owns its requests: w
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator, Sequence
 
 import grpc
@@ -15,10 +16,12 @@ from whalepod.cluster.rank_process import RankContext
 from whalepod.cluster.step_message import DecodeEvent, encode_step
 from whalepod.cluster.ticket_gate import TicketGate, claimed_identity
 from whalepod.cluster.wire import handoff_from_proto
-from whalepod.core.errors import AuthenticationError, CapacityError, ServingError
+from whalepod.core.errors import AuthenticationError, CapacityError, InternalError, ServingError
 from whalepod.core.ids import RequestId
 from whalepod.engine.interface import FinishedEvent, FinishReason, Handoff, HandoffEvent, RankLoad, StepEvent, Work
 from whalepod.rpc.decode.v1 import decode_pb2, decode_pb2_grpc
+
+log = logging.getLogger(__name__)
 
 MESSAGES_WAITING_MAX = 4096
 """Steps a router may lag behind. More, and it cannot be reading: its stream is broken off."""
@@ -93,6 +96,7 @@ class DecodeServicer(decode_pb2_grpc.DecodeServiceServicer):
     ) -> AsyncIterator[decode_pb2.GenerateResponse]:
         stream = RouterStream()
         reader = asyncio.create_task(self._read(request_iterator, stream))
+        reader.add_done_callback(lambda task: _break_off_if_failed(task, stream))
         try:
             while (message := await stream.next_message()) is not None:
                 if isinstance(message, ServingError):
@@ -175,3 +179,11 @@ class DecodeServicer(decode_pb2_grpc.DecodeServiceServicer):
         stream = self._owners.pop(key, None)
         if stream is not None:
             stream.live.discard(key)
+
+
+def _break_off_if_failed(reader: asyncio.Task[None], stream: RouterStream) -> None:
+    """A bug in handling one message must not leave a stream that nobody reads."""
+    error = None if reader.cancelled() else reader.exception()
+    if error is not None:
+        log.error("a router's message could not be handled", exc_info=error)
+        stream.break_off(InternalError("a message could not be handled"))
