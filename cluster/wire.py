@@ -10,6 +10,8 @@ import struct
 from collections.abc import Mapping
 
 from whalepod.core.errors import InvalidFieldError
+from whalepod.engine.grammar.errors import GrammarError
+from whalepod.engine.grammar.spec import GrammarKind, GrammarSpec
 from whalepod.engine.interface import Fidelity, FinishReason, Handoff, RankLoad, SampledToken, SnapshotKind
 from whalepod.engine.sampling_params import SamplingParams
 from whalepod.rpc.common.v1 import common_pb2
@@ -66,6 +68,7 @@ def sampling_to_proto(sampling: SamplingParams) -> common_pb2.SamplingParams:
         frequency_penalty=sampling.frequency_penalty,
         repetition_penalty=sampling.repetition_penalty,
         logit_bias=sampling.logit_bias,
+        grammar=_grammar_to_proto(sampling),
     )
 
 
@@ -84,7 +87,29 @@ def sampling_from_proto(message: common_pb2.SamplingParams) -> SamplingParams:
         presence_penalty=message.presence_penalty,
         frequency_penalty=message.frequency_penalty,
         logit_bias=dict(message.logit_bias),
+        grammar=_grammar_from_proto(message.grammar) if message.HasField("grammar") else None,
+        grammar_starts_after=message.grammar.starts_after if message.grammar.HasField("starts_after") else None,
     )
+
+
+def _grammar_to_proto(sampling: SamplingParams) -> common_pb2.Grammar | None:
+    if sampling.grammar is None:
+        return None
+    return common_pb2.Grammar(
+        kind=sampling.grammar.kind.value,
+        source=sampling.grammar.source,
+        starts_after=sampling.grammar_starts_after,
+    )
+
+
+def _grammar_from_proto(message: common_pb2.Grammar) -> GrammarSpec:
+    """Raises InvalidFieldError."""
+    try:
+        return GrammarSpec.create(GrammarKind(message.kind), message.source)
+    except ValueError:
+        raise InvalidFieldError("grammar", f"grammar: unknown kind {message.kind!r}") from None
+    except GrammarError as error:
+        raise InvalidFieldError("grammar", f"grammar: {error}") from error
 
 
 def token_to_proto(token: SampledToken) -> common_pb2.Token:

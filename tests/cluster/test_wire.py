@@ -17,6 +17,7 @@ from whalepod.cluster.wire import (
     token_to_proto,
 )
 from whalepod.core.errors import InvalidFieldError
+from whalepod.engine.grammar.spec import GrammarKind, GrammarSpec
 from whalepod.engine.interface import Fidelity, FinishReason, Handoff, RankLoad, SampledToken, SnapshotKind
 from whalepod.engine.sampling_params import SamplingParams
 from whalepod.rpc.common.v1 import common_pb2
@@ -45,6 +46,9 @@ LOAD = RankLoad(1, 2, 3, 4, 5, 6)
             repetition_penalty=1.25,
             logit_bias={5: -100.0, 7: 0.5},
         ),
+        SamplingParams(grammar=GrammarSpec(GrammarKind.REGEX, "é+"), grammar_starts_after=0),
+        SamplingParams(grammar=GrammarSpec(GrammarKind.JSON_SCHEMA, '{"type":"null"}')),
+        SamplingParams(grammar=GrammarSpec(GrammarKind.JSON_OBJECT)),
     ],
 )
 def test_sampling_round_trips(sampling: SamplingParams) -> None:
@@ -53,6 +57,20 @@ def test_sampling_round_trips(sampling: SamplingParams) -> None:
 
 def test_absent_sampling_fields_take_their_defaults() -> None:
     assert sampling_from_proto(common_pb2.SamplingParams()) == SamplingParams()
+
+
+@pytest.mark.parametrize(
+    ("grammar", "reason"),
+    [
+        (common_pb2.Grammar(kind="xml", source="a"), "unknown kind 'xml'"),
+        (common_pb2.Grammar(), "unknown kind ''"),
+        (common_pb2.Grammar(kind="json_schema", source="{"), "the JSON schema cannot be read"),
+    ],
+)
+def test_a_grammar_that_cannot_be_read_is_refused(grammar: common_pb2.Grammar, reason: str) -> None:
+    with pytest.raises(InvalidFieldError, match=reason) as caught:
+        sampling_from_proto(common_pb2.SamplingParams(grammar=grammar))
+    assert caught.value.field == "grammar"
 
 
 def test_a_bad_sampling_value_names_its_field() -> None:
