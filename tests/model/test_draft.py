@@ -41,9 +41,8 @@ def same(first: Drafts, second: Drafts) -> bool:
 def test_a_round_has_the_same_bits_after_any_chunking_of_the_prompt(formats: CacheFormats) -> None:
     whole = computed(PROMPT, formats=formats, floor=12)
     wanted = drafter_of().draft([anchor(whole)], whole.caches)
-    for chunk in (1, 7):
-        run = computed(PROMPT, formats=formats, chunk=chunk, floor=12)
-        assert same(drafter_of().draft([anchor(run)], run.caches), wanted)
+    run = computed(PROMPT, formats=formats, chunk=7, floor=12)
+    assert same(drafter_of().draft([anchor(run)], run.caches), wanted)
 
 
 def test_anchors_have_the_same_bits_alone_and_together() -> None:

@@ -41,13 +41,13 @@ def test_logits_are_the_references() -> None:
 @pytest.mark.parametrize(
     ("chunks", "floor", "formats"),
     [
-        ([1], 0, RELEASE_FORMATS),
-        ([1], 17, PLAIN),
-        ([2], 0, PLAIN),
+        pytest.param([1], 0, RELEASE_FORMATS, marks=pytest.mark.slow),
+        pytest.param([1], 17, PLAIN, marks=pytest.mark.slow),
+        ([2, 9], 0, PLAIN),
         ([7], 17, RELEASE_FORMATS),
-        ([16, 1], 0, PLAIN),
+        ([16, 1], 0, RELEASE_FORMATS),
         ([31, 5, 1, 1], 17, RELEASE_FORMATS),
-        ([46, 1], 0, RELEASE_FORMATS),
+        ([33, 1, 1, 1], 17, PLAIN),
     ],
 )
 def test_any_chunking_gives_the_same_bits(chunks: list[int], floor: int, formats: CacheFormats) -> None:
@@ -59,7 +59,7 @@ def test_any_chunking_gives_the_same_bits(chunks: list[int], floor: int, formats
 
 @FORMATS
 def test_a_sequence_has_the_same_bits_alone_and_among_others(formats: CacheFormats) -> None:
-    prompts = [random_prompt(tokens, seed=tokens) for tokens in (1, 47, 17, 40, 2, 33, 28)]
+    prompts = [random_prompt(tokens, seed=tokens) for tokens in (1, 47, 17, 12, 2, 33, 28)]
     alone = [whole(tiny_a(), prompt, formats=formats) for prompt in prompts]
     together = Sequences(tiny_a(), prompts, formats)
     together.finish([{3: 9, 0: 1, 6: 28, 1: 12, 4: 1}, {5: 33, 1: 30, 2: 3}, {2: 1, 1: 1, 3: 1, 4: 1}])
