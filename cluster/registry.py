@@ -1,6 +1,9 @@
 """Who is in the cluster: ranks write signed registrations to Redis, routers keep a table of them.
 
-    rank ── Registrar: SET with a life of seconds, repeated ──▶ Redis ──▶ RegistryWatcher: poll, verify ──▶ router
+    rank ── Registrar: SET, again every second ──▶ Redis ──▶ RegistryWatcher: poll, verify ──▶ router
+
+A registration has no life in Redis: where blocks share the server, what expires soonest is evicted first. It is old
+when it has not changed for some seconds, and old ones are removed by whoever meets them.
 
 The table is not the truth about life and death, only the way to learn names. When Redis is gone or forgets a rank,
 the watcher keeps what it knew and asks the rank itself (gRPC health). So a dead Redis costs no request.
@@ -33,7 +36,12 @@ INDEX_KEY = b"{whalepod:ranks}"
 """A set of the names of all ranks. The braces put it and the registrations into one Redis Cluster slot."""
 
 HEARTBEAT_S = 1.0
-TTL_S = 5.0
+SILENCE_S = 5.0
+"""A registration that has not changed for so long is doubted: its rank is asked."""
+CLOCKS_APART_S = 5.0
+"""How far the clocks of two machines may differ before a fresh registration, seen for the first time, is doubted."""
+FORGET_S = 60.0
+"""A doubted registration whose rank does not serve is removed after so long."""
 REDIS_TIMEOUT_S = 1.0
 SILENT_POLLS_MAX = 4
 """Polls in a row without an answer after which a rank that neither Redis nor a broken link speaks of is dropped."""
@@ -63,7 +71,6 @@ class Registrar:
         describe: Callable[[], RankInfo],
         clock: Clock = SYSTEM_CLOCK,
         heartbeat_s: float = HEARTBEAT_S,
-        ttl_s: float = TTL_S,
     ) -> None:
         """`describe` returns the rank as it is now (load, draining); its `time_unix_ms` is filled in here."""
         self._redis = _connect(redis_url)
@@ -71,7 +78,6 @@ class Registrar:
         self._describe = describe
         self._clock = clock
         self._heartbeat_s = heartbeat_s
-        self._ttl_ms = int(ttl_s * 1000)
         self._loop_task: asyncio.Task[None] | None = None
         self._beat_lock = asyncio.Lock()
 
@@ -83,13 +89,13 @@ class Registrar:
         me = self._describe()
         try:
             registrations = await _read_registrations(self._redis)
-            await self._forget_names_without(registrations)
             peers = _verified(registrations, self._secret, self._clock).ranks
+            await self._forget_all_but(registrations, peers)
         except (RedisError, OSError, TimeoutError) as error:
             log.warning("registry: Redis is not reachable (%s); registering when it is", error)
             peers = {}
         for peer in peers.values():
-            if peer.rank_id == me.rank_id or peer.model != me.model:
+            if peer.rank_id == me.rank_id or peer.model != me.model or not _is_recent(peer, self._clock):
                 continue
             reason = me.incompatibility(model=peer.model, namespace=peer.namespace, layout=peer.layout)
             if reason is not None:
@@ -103,7 +109,7 @@ class Registrar:
             me = replace(self._describe(), time_unix_ms=self._clock.unix_ms())
             try:
                 pipe = self._redis.pipeline(transaction=False)
-                pipe.set(registration_key(me.rank_id), sign_registration(me, self._secret), px=self._ttl_ms, get=True)
+                pipe.set(registration_key(me.rank_id), sign_registration(me, self._secret), get=True)
                 pipe.sadd(INDEX_KEY, me.rank_id)
                 before = (await pipe.execute())[0]
             except (RedisError, OSError, TimeoutError) as error:
@@ -118,31 +124,41 @@ class Registrar:
             self._loop_task.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await self._loop_task
-        rank_id = self._describe().rank_id
+        me = self._describe()
         with contextlib.suppress(RedisError, OSError, TimeoutError):
-            await self._redis.delete(registration_key(rank_id))
-            await cast("Awaitable[int]", self._redis.srem(INDEX_KEY, rank_id))
+            if self._is_mine(await self._redis.get(registration_key(me.rank_id)), me):
+                await self._redis.delete(registration_key(me.rank_id))
+                await cast("Awaitable[int]", self._redis.srem(INDEX_KEY, me.rank_id))
         with contextlib.suppress(RedisError, OSError, TimeoutError):
             await self._redis.aclose()
 
-    async def _forget_names_without(self, registrations: Mapping[str, bytes]) -> None:
+    async def _forget_all_but(self, registrations: Mapping[str, bytes], ranks: Mapping[RankId, RankInfo]) -> None:
         """Keep the index short: names of pods change with each roll-out. Who is alive adds its own again."""
-        gone = [name for name in await _read_names(self._redis) if name.decode(errors="replace") not in registrations]
-        if gone:
-            await cast("Awaitable[int]", self._redis.srem(INDEX_KEY, *gone))
+        oldest_ms = self._clock.unix_ms() - FORGET_S * 1000
+        names = {name.decode(errors="replace") for name in await _read_names(self._redis)}
+        gone = names - set(registrations) | {name for name, rank in ranks.items() if rank.time_unix_ms < oldest_ms}
+        await _remove(self._redis, gone)
 
     async def _beat_forever(self) -> None:
         while True:
             await asyncio.sleep(self._heartbeat_s)
             await self.announce()
 
+    def _is_mine(self, registration: bytes | None, me: RankInfo) -> bool:
+        """Not if the name has passed to a later incarnation: that one stays."""
+        return registration is not None and self._holder(registration, me).incarnation == me.incarnation
+
     def _warn_of_namesake(self, me: RankInfo, before: bytes | None) -> None:
-        if before is None:
-            return
-        with contextlib.suppress(AuthenticationError):
-            other = open_registration(before, self._secret, now_unix_ms=self._clock.unix_ms())
-            if other.incarnation != me.incarnation and other.address != me.address:
-                log.warning("registry: %s is the name of both %s and %s", me.rank_id, other.address, me.address)
+        other = me if before is None else self._holder(before, me)
+        if other.incarnation != me.incarnation and other.address != me.address:
+            log.warning("registry: %s is the name of both %s and %s", me.rank_id, other.address, me.address)
+
+    def _holder(self, registration: bytes, me: RankInfo) -> RankInfo:
+        """Who wrote it; a forged one counts as ours to replace."""
+        try:
+            return open_registration(registration, self._secret, now_unix_ms=self._clock.unix_ms())
+        except AuthenticationError:
+            return me
 
 
 class RegistryWatcher:
@@ -163,6 +179,7 @@ class RegistryWatcher:
         on_change: Callable[[Mapping[RankId, RankInfo]], None] | None = None,
         clock: Clock = SYSTEM_CLOCK,
         poll_s: float = 0.5,
+        silence_s: float = SILENCE_S,
         probe: Callable[[str], Awaitable[Liveness]] | None = None,
     ) -> None:
         """`expected` None: the first registration decides. `on_change` runs on the event loop, after the table changed
@@ -173,6 +190,9 @@ class RegistryWatcher:
         self._on_change = on_change
         self._clock = clock
         self._poll_s = poll_s
+        self._silence_s = silence_s
+        self._heard: dict[str, tuple[bytes, float]] = {}
+        """By name: the registration, and when it was seen to change."""
         self._prober = HealthProber() if probe is None else None
         self._probe = probe if probe is not None else self._require_prober().probe
         self._known: dict[RankId, RankInfo] = {}
@@ -232,6 +252,7 @@ class RegistryWatcher:
             elif self._redis_ok and name not in registered:
                 self._forget(name)
         self._publish(usable)
+        await self._remove_old(usable)
 
     def _believes(self, name: RankId, answer: Liveness) -> bool:
         """Whether a rank in doubt stays usable. Slowness alone counts against it only after several polls."""
@@ -249,11 +270,31 @@ class RegistryWatcher:
         self._silent_polls.pop(name, None)
         self._lost.pop(name, None)
 
+    async def _remove_old(self, usable: Mapping[RankId, RankInfo]) -> None:
+        """Registrations of ranks that have long been silent, and do not serve when they are asked."""
+        oldest_s = self._clock.monotonic_s() - FORGET_S
+        old = {name for name, (_, at_s) in self._heard.items() if at_s < oldest_s and name not in usable}
+        if old and self._redis_ok:
+            with contextlib.suppress(RedisError, OSError, TimeoutError):
+                await _remove(self._redis, old)
+
+    def _is_fresh(self, name: str, data: bytes, info: RankInfo) -> bool:
+        """Whether a registration speaks of now: it has changed lately, or is new here and says so itself."""
+        now_s = self._clock.monotonic_s()
+        known = self._heard.get(name)
+        if known is None:
+            heard_at_s = now_s if _is_recent(info, self._clock) else now_s - self._silence_s
+        else:
+            heard_at_s = known[1] if known[0] == data else now_s
+        self._heard[name] = (data, heard_at_s)
+        return now_s - heard_at_s < self._silence_s
+
     async def _ask(self, names: list[RankId]) -> list[Liveness]:
         return list(await asyncio.gather(*(self._probe(self._known[name].address) for name in names)))
 
     async def _registered(self) -> dict[RankId, RankInfo]:
-        """Verified, compatible registrations in Redis; empty if Redis does not answer."""
+        """Verified, compatible, fresh registrations in Redis; empty if Redis does not answer. Others that are
+        verified and compatible are known from then on, and doubted."""
         try:
             raw = await _read_registrations(self._redis)
         except (RedisError, OSError, TimeoutError) as error:
@@ -262,6 +303,7 @@ class RegistryWatcher:
             self._redis_ok = False
             return {}
         self._redis_ok = True
+        self._heard = {name: heard for name, heard in self._heard.items() if name in raw}
         found = _verified(raw, self._secret, self._clock)
         refused = dict(found.refused)
         registered: dict[RankId, RankInfo] = {}
@@ -271,7 +313,9 @@ class RegistryWatcher:
             reason = info.incompatibility(
                 model=self._expected.model, namespace=self._expected.namespace, layout=self._expected.layout
             )
-            if reason is None:
+            if reason is None and not self._is_fresh(name, raw[name], info):
+                self._known.setdefault(name, info)
+            elif reason is None:
                 registered[name] = info
                 if self._lost.get(name, info.incarnation) != info.incarnation:
                     del self._lost[name]
@@ -324,8 +368,19 @@ def _verified(raw: Mapping[str, bytes], secret: ClusterSecret, clock: Clock) -> 
     return result
 
 
+def _is_recent(info: RankInfo, clock: Clock) -> bool:
+    """As far as two machines' clocks can tell."""
+    return clock.unix_ms() - info.time_unix_ms < (SILENCE_S + CLOCKS_APART_S) * 1000
+
+
+async def _remove(client: aioredis.Redis, names: set[str] | set[RankId]) -> None:
+    if names:
+        await client.delete(*(registration_key(name) for name in names))
+        await cast("Awaitable[int]", client.srem(INDEX_KEY, *names))
+
+
 async def _read_registrations(client: aioredis.Redis) -> dict[str, bytes]:
-    """Rank name to serialised `SignedRegistration`, for the names whose registration has not expired."""
+    """Rank name to serialised `SignedRegistration`, for the names that have one."""
     names = await _read_names(client)
     values = await client.mget([INDEX_KEY + b":" + name for name in names]) if names else []
     pairs = zip(names, values, strict=True)

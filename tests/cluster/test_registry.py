@@ -18,7 +18,7 @@ from whalepod.cluster.registration import RankInfo, RankRole, sign_registration
 from whalepod.cluster.registry import (
     HEARTBEAT_S,
     INDEX_KEY,
-    TTL_S,
+    SILENCE_S,
     Compatibility,
     Registrar,
     RegistryWatcher,
@@ -61,17 +61,17 @@ def url_of(server: EmbeddedRedis) -> str:
     return f"redis://127.0.0.1:{server.address.port}/0"
 
 
-def registrar(
-    server: EmbeddedRedis, info: RankInfo, *, heartbeat_s: float = HEARTBEAT_S, ttl_s: float = TTL_S
-) -> Registrar:
-    return Registrar(
-        redis_url=url_of(server), secret=SECRET, describe=lambda: info, heartbeat_s=heartbeat_s, ttl_s=ttl_s
-    )
+def registrar(server: EmbeddedRedis, info: RankInfo, *, heartbeat_s: float = HEARTBEAT_S) -> Registrar:
+    return Registrar(redis_url=url_of(server), secret=SECRET, describe=lambda: info, heartbeat_s=heartbeat_s)
 
 
 @asynccontextmanager
-async def watching(server: EmbeddedRedis, probes: Probes) -> AsyncGenerator[RegistryWatcher]:
-    watcher = RegistryWatcher(redis_url=url_of(server), secret=SECRET, expected=EXPECTED, probe=probes)
+async def watching(
+    server: EmbeddedRedis, probes: Probes, *, silence_s: float = SILENCE_S
+) -> AsyncGenerator[RegistryWatcher]:
+    watcher = RegistryWatcher(
+        redis_url=url_of(server), secret=SECRET, expected=EXPECTED, probe=probes, silence_s=silence_s
+    )
     try:
         yield watcher
     finally:
@@ -105,10 +105,10 @@ async def test_a_rank_that_leaves_is_gone_at_the_next_poll(redis_server: Embedde
         assert watcher.ranks == {}
 
 
-async def test_a_dead_ranks_registration_expires(redis_server: EmbeddedRedis) -> None:
-    rank = registrar(redis_server, DECODE, heartbeat_s=1000, ttl_s=0.1)
+async def test_a_registration_that_is_not_renewed_is_believed_no_longer(redis_server: EmbeddedRedis) -> None:
+    rank = registrar(redis_server, DECODE, heartbeat_s=1000)
     await rank.start()
-    async with watching(redis_server, Probes()) as watcher:
+    async with watching(redis_server, Probes(), silence_s=0.1) as watcher:
         await watcher.poll()
         assert watcher.ranks
         async with asyncio.timeout(5):
@@ -117,10 +117,46 @@ async def test_a_dead_ranks_registration_expires(redis_server: EmbeddedRedis) ->
     await rank.stop()
 
 
-async def test_heartbeats_keep_a_registration_alive_past_its_life(redis_server: EmbeddedRedis) -> None:
-    rank = registrar(redis_server, DECODE, heartbeat_s=0.02, ttl_s=0.3)
+async def test_a_registration_cannot_be_evicted_before_blocks(redis_server: EmbeddedRedis) -> None:
+    rank = registrar(redis_server, DECODE)
     await rank.start()
+    async with aioredis.Redis.from_url(url_of(redis_server)) as client:
+        assert await client.ttl(registration_key(DECODE.rank_id)) == -1
+        assert await client.ttl(INDEX_KEY) == -1
+    await rank.stop()
+
+
+async def test_a_silent_rank_that_serves_is_used_all_the_same(redis_server: EmbeddedRedis) -> None:
+    rank = registrar(redis_server, DECODE, heartbeat_s=1000)
+    await rank.start()
+    probes = Probes()
+    probes.answers[DECODE.address] = Liveness.SERVING
+    async with watching(redis_server, probes, silence_s=0.0) as watcher:
+        for _ in range(3):
+            await watcher.poll()
+            assert DECODE.rank_id in watcher.ranks
+    await rank.stop()
+
+
+async def test_what_a_rank_left_long_ago_is_not_believed_and_goes_when_another_joins(
+    redis_server: EmbeddedRedis,
+) -> None:
+    long_ago = SYSTEM_CLOCK.unix_ms() - 120_000
+    await forge(redis_server, "decode-0", sign_registration(replace(DECODE, time_unix_ms=long_ago), SECRET))
     async with watching(redis_server, Probes()) as watcher:
+        await watcher.poll()
+        assert watcher.ranks == {}
+    stranger = registrar(redis_server, replace(PREFILL, namespace=b"m" * 16, layout="B=256"))
+    await stranger.start()  # nobody else is alive to disagree
+    async with aioredis.Redis.from_url(url_of(redis_server)) as client:
+        assert not await client.exists(registration_key("decode-0"))
+    await stranger.stop()
+
+
+async def test_heartbeats_keep_a_registration_alive(redis_server: EmbeddedRedis) -> None:
+    rank = registrar(redis_server, DECODE, heartbeat_s=0.02)
+    await rank.start()
+    async with watching(redis_server, Probes(), silence_s=0.3) as watcher:
         for _ in range(20):
             await watcher.poll()
             assert DECODE.rank_id in watcher.ranks
@@ -138,8 +174,10 @@ async def test_a_restarted_rank_is_followed_to_its_new_port(redis_server: Embedd
         await second.announce()
         await watcher.poll()
         assert watcher.ranks[DECODE.rank_id].address == "127.0.0.1:9999"
+        await first.stop()  # late, and no longer its name
+        await watcher.poll()
+        assert watcher.ranks[DECODE.rank_id].address == "127.0.0.1:9999"
         await second.stop()
-    await first.stop()
 
 
 async def test_a_forged_registration_is_refused_and_reported(redis_server: EmbeddedRedis) -> None:
