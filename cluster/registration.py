@@ -21,8 +21,8 @@ from whalepod.rpc.common.v1 import common_pb2
 from .wire import FIDELITIES, load_from_proto, load_to_proto
 
 AGE_MS_MAX = 10 * 60 * 1000
-"""A registration signed longer ago (or ahead) than this is a replay. Wide, because machines' clocks differ; the
-ordinary expiry is the key's time to live, judged by Redis alone."""
+"""A registration signed longer ago (or ahead) than this is a replay. Wide, because machines' clocks differ; whether its
+rank still lives is judged by its being written again and again, on the reader's own clock."""
 
 
 class RankRole(Enum):

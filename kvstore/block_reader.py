@@ -19,6 +19,8 @@ from .node_cache import NodeCache
 from .single_flight import SingleFlight
 from .value_sinks import BlockSink
 
+_Read = Callable[[Sequence[BlockSink], Deadline], None]
+
 PREFER_DIRECT = 2.0
 """A peer that is so many times faster than the store is asked first."""
 
@@ -42,7 +44,9 @@ class BlockReader:
             self._cache.read(sinks)
             _count("l1", sinks, before=0)
         known = self._store is None or told
-        sources = [("store", self._from_store, known)] if self._store is not None else []
+        sources: list[tuple[str, _Read, bool]] = []
+        if self._store is not None:
+            sources.append(("store", self._from_store, known))
         if peer is not None:
             sources.insert(0 if self._prefers(peer) else 1, ("direct", _from(peer), True))
         for name, read, certain in sources:
@@ -56,7 +60,6 @@ class BlockReader:
                 self._cache.write([sink for sink in wanted if sink.verified])
 
     def _prefers(self, peer: BlockBatches) -> bool:
-        assert peer is not None
         if self._store is None or not self._store.available:
             return True
         ours, theirs = self._store.read_bytes_per_s, peer.read_bytes_per_s
@@ -85,7 +88,7 @@ class BlockReader:
             self._store.fetch(_up_to_gap(again, self._missing), deadline=deadline)
 
 
-def _from(batches: BlockBatches) -> Callable[[Sequence[BlockSink], Deadline], None]:
+def _from(batches: BlockBatches) -> _Read:
     return lambda sinks, deadline: batches.fetch(sinks, deadline=deadline)
 
 

@@ -15,7 +15,7 @@ import socket
 import struct
 import threading
 from collections.abc import Sequence
-from typing import BinaryIO
+from io import BufferedReader
 
 from whalepod.core.errors import ConfigError
 from whalepod.core.ids import NONCE_BYTES, mint_nonce
@@ -86,7 +86,7 @@ class DirectServer:
 
     def _serve(self, connection: socket.socket) -> None:
         try:
-            with connection, connection.makefile("rb", buffering=64 << 10) as stream:
+            with connection, BufferedReader(connection.makefile("rb", buffering=0), 64 << 10) as stream:
                 _limit(connection, receive_s=GREETING_S)
                 connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("@ll", int(SEND_S), 0))
                 if connection.family != socket.AF_UNIX:
@@ -101,7 +101,7 @@ class DirectServer:
             with self._lock:
                 self._open.discard(connection)
 
-    def _greeted(self, connection: socket.socket, stream: BinaryIO) -> bool:
+    def _greeted(self, connection: socket.socket, stream: BufferedReader) -> bool:
         """Whether the other side has proved that it knows the key."""
         match _read_command(stream):
             case [b"HELLO", theirs] if len(theirs) == NONCE_BYTES:
@@ -139,7 +139,7 @@ def _limit(connection: socket.socket, *, receive_s: float) -> None:
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("@ll", int(receive_s), 0))
 
 
-def _read_command(stream: BinaryIO) -> list[bytes]:
+def _read_command(stream: BufferedReader) -> list[bytes]:
     """Words of the next command; empty at the end. Raises ValueError on anything that is no bounded command."""
     count = _announced(stream, b"*", WORDS_MAX)
     words: list[bytes] = []
@@ -152,7 +152,7 @@ def _read_command(stream: BinaryIO) -> list[bytes]:
     return words
 
 
-def _announced(stream: BinaryIO, kind: bytes, largest: int) -> int | None:
+def _announced(stream: BufferedReader, kind: bytes, largest: int) -> int | None:
     """The number in a line like `*3`; None at the end of the stream."""
     line = stream.readline(16)
     if not line:

@@ -8,6 +8,7 @@ whatever a killed process has left behind is a miss.
 from __future__ import annotations
 
 import contextlib
+import heapq
 import logging
 from collections.abc import Generator, Iterable, Sequence
 from pathlib import Path
@@ -177,17 +178,22 @@ class NodeCache:
         """Slots that hold nothing, so many if possible, made by dropping the oldest leaves that nobody uses now."""
         slots = self._segment.slots
         room = np.flatnonzero(slots["state"] == FREE)[:blocks].tolist()
-        while len(room) < blocks:
-            leaves = np.flatnonzero((slots["state"] == VALID) & (slots["children"] == 0) & (slots["used"] < now))
-            if leaves.size == 0:
-                break
-            count = min(leaves.size, max(blocks - len(room), len(slots) // EVICTED_SHARE))
-            oldest = leaves[np.argpartition(slots["used"][leaves], count - 1)[:count]].tolist()
-            for slot in oldest:
-                self._free(slot)
-            metrics.NODE_CACHE_EVICTED.inc(count)
-            room += oldest
-        return room
+        if len(room) == blocks:
+            return room
+        leaves = np.flatnonzero((slots["state"] == VALID) & (slots["children"] == 0) & (slots["used"] < now))
+        count = max(blocks - len(room), len(slots) // EVICTED_SHARE)
+        oldest = leaves[np.argsort(slots["used"][leaves], kind="stable")[:count]]
+        heap = [(int(slots["used"][slot]), int(slot)) for slot in oldest]  # sorted, so it is a heap
+        freed: list[int] = []
+        while heap and len(freed) < count:
+            _, slot = heapq.heappop(heap)
+            parent = int(slots["parent_slot"][slot])
+            self._free(slot)
+            freed.append(slot)
+            if parent >= 0 and not slots["children"][parent] and slots["used"][parent] < now:
+                heapq.heappush(heap, (int(slots["used"][parent]), parent))
+        metrics.NODE_CACHE_EVICTED.inc(len(freed))
+        return room + freed
 
     def _free(self, slot: int) -> None:
         """Its children, if it has any, stay: they are found by name, and are leaves' ancestors all the same."""
