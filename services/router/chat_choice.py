@@ -38,6 +38,8 @@ class ChatEnd:
     prompt_tokens: int
     cached_tokens: int
     completion_tokens: int
+    reasoning_tokens: int | None
+    """Ids before the one that ends the reasoning; None if the answer has none."""
     route: Route
 
 
@@ -45,7 +47,15 @@ async def stream_chat(
     front: FrontDoor, job: Job, caller: Caller, prompt: ChatPrompt, *, response_id: str
 ) -> AsyncGenerator[ChatDelta | ChatEnd, None]:
     """Deltas, then one end. A stop string stops the ranks at once. Raises what `Dispatcher.generate` raises."""
-    answer = _Answer(job, prompt, response_id=response_id, model=front.model.name, eos=front.language.eos_token_id)
+    language = front.language
+    answer = _Answer(
+        job,
+        prompt,
+        response_id=response_id,
+        model=front.model.name,
+        eos=language.eos_token_id,
+        think_end=language.think_end_id,
+    )
     item: Progress | None = None
     try:
         async with aclosing(front.run(job, caller)) as progress:
@@ -66,13 +76,17 @@ async def stream_chat(
 class _Answer:
     """The parser of one choice and the count of what went into it."""
 
-    def __init__(self, job: Job, prompt: ChatPrompt, *, response_id: str, model: str, eos: int) -> None:
+    def __init__(self, job: Job, prompt: ChatPrompt, *, response_id: str, model: str, eos: int, think_end: int) -> None:
         self._job = job
         self._parser = prompt.parser(response_id=response_id, model=model)
         self._one_by_one = bool(prompt.request.parsing_options.stop_sequences)
         self._enders = silent_enders(job.sampling, eos_token_id=eos, include_stop=False)
         self._begun = False
         self._count = 0
+        # The parser counts reasoning by encoding its text again, which is another number where bytes are no UTF-8.
+        self._think_end = think_end
+        self._reasoning = 0 if prompt.reasons_first else None
+        self._reasons = prompt.reasons_first
         self._last = ChatDelta((), ())
 
     @property
@@ -91,6 +105,7 @@ class _Answer:
             if self.finished:
                 break
         self._count += taken
+        self._count_reasoning(burst.tokens[:taken])
         delta = ChatDelta(tuple(chunks), burst.tokens[:taken])
         if self.finished:
             self._last = delta
@@ -112,11 +127,18 @@ class _Answer:
             prompt_tokens=len(self._job.prompt_ids),
             cached_tokens=last.cached_tokens,
             completion_tokens=self._count,
+            reasoning_tokens=self._reasoning,
             route=last.route,
         )
 
     def close(self) -> None:
         self._parser.close()
+
+    def _count_reasoning(self, tokens: Sequence[SampledToken]) -> None:
+        for token in tokens:
+            self._reasons = self._reasons and token.id != self._think_end
+            if self._reasons and self._reasoning is not None and token.id not in self._enders:
+                self._reasoning += 1
 
     def _begin(self, item: Progress) -> list[recipe.ChatCompletionChunk]:
         """The first chunk, with the role, comes with the first token and not before."""

@@ -38,7 +38,7 @@ async def chat_answer(
             if isinstance(event, ChatEnd):
                 ends[index] = event
         wholes: list[dict[str, Any]] = [json.loads(response.to_json()) for response in responses]
-        usage = _total([_usage_of(ends[index], whole) for index, whole in enumerate(wholes)])
+        usage = _total([_usage_of(ends[index]) for index in range(len(wholes))])
         record.note_result(usage, ends[0].route)
         choices = [_choice_of(whole, index) for index, whole in enumerate(wholes)]
         if request.return_token_ids:
@@ -70,7 +70,7 @@ async def chat_chunks(
                     _add_ids(chunk, prompt_ids, tokens)
                     prompt_ids, tokens = None, ()
                 if isinstance(event, ChatEnd) and chunk.get("usage"):
-                    usages[index] = _usage_of(event, chunk)
+                    usages[index] = _usage_of(event)
                     record.note_result(_total(list(usages.values())), event.route)
                     chunk["usage"] = usages[index].to_json() if request.choices == 1 else None
                 chunk["choices"] = [_choice_of(chunk, index)]
@@ -101,10 +101,8 @@ def _choice_of(answer: dict[str, Any], index: int) -> dict[str, Any]:
     return {**choice, "index": index}
 
 
-def _usage_of(end: ChatEnd, answer: dict[str, Any]) -> Usage:
-    """Our counts; only the parser knows which tokens were reasoning."""
-    details = (answer.get("usage") or {}).get("completion_tokens_details") or {}
-    return Usage(end.prompt_tokens, end.cached_tokens, end.completion_tokens, details.get("reasoning_tokens"))
+def _usage_of(end: ChatEnd) -> Usage:
+    return Usage(end.prompt_tokens, end.cached_tokens, end.completion_tokens, end.reasoning_tokens)
 
 
 def _total(usages: Sequence[Usage]) -> Usage:
