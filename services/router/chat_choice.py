@@ -76,7 +76,9 @@ async def stream_chat(
 class _Answer:
     """The parser of one choice and the count of what went into it."""
 
-    def __init__(self, job: Job, prompt: ChatPrompt, *, response_id: str, model: str, eos: int, think_end: int) -> None:
+    def __init__(
+        self, job: Job, prompt: ChatPrompt, *, response_id: str, model: str, eos: int, think_end: int | None
+    ) -> None:
         self._job = job
         self._parser = prompt.parser(response_id=response_id, model=model)
         self._one_by_one = bool(prompt.request.parsing_options.stop_sequences)
