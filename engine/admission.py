@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from whalepod.core.errors import ContextLengthError, InternalError, InvalidFieldError
@@ -39,7 +40,12 @@ class RequestChecks:
             )
 
     def _check_sampling(self, request: EngineRequest) -> None:
-        named = {"logit_bias": request.sampling.logit_bias, "stop_token_ids": request.sampling.stop_token_ids}
+        named: dict[str, Iterable[int]] = {
+            "logit_bias": request.sampling.logit_bias,
+            "stop_token_ids": request.sampling.stop_token_ids,
+        }
+        if request.sampling.grammar_starts_after is not None:
+            named["grammar_starts_after"] = (request.sampling.grammar_starts_after,)
         for field, ids in named.items():
             if any(not 0 <= token_id < self.vocab_size for token_id in ids):
                 raise InvalidFieldError(field, f"{field} must name token ids in [0, {self.vocab_size})")

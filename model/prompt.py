@@ -58,6 +58,12 @@ class ChatPrompt:
     request: recipe.ConversationRequest
     tokenizer: recipe.Tokenizer
 
+    @property
+    def reasons_first(self) -> bool:
+        """The answer begins after the model's reasoning, which the prompt leaves open."""
+        stage = self.request.parsing_options.thinking_initial_stage
+        return stage in (recipe.ThinkingInitialStage.ReasoningStart, recipe.ThinkingInitialStage.ReasoningContinuation)
+
     def parser(self, *, response_id: str, model: str) -> recipe.StreamProcessor:
         """A parser of one choice's answer; one for each choice.
 

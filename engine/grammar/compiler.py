@@ -25,8 +25,8 @@ from .vocabulary import Vocabulary
 WORKERS = 2
 PENDING_MAX = 64
 """Grammars that are being compiled or wait for it."""
-CPU_S_MAX = 10.0
-"""Of a core, for one grammar. Real schemas take 1–50 ms, the largest that have been seen two seconds."""
+CPU_S_MAX = 5.0
+"""Of a core, for one grammar. Real schemas take 1–50 ms, the largest that is accepted two seconds."""
 CACHE_BYTES_MAX = 256 << 20
 
 # llguidance does not say what a grammar holds. Measured on large ones: 110–180 bytes for each byte of source.

@@ -11,6 +11,7 @@ from whalepod.core.errors import InvalidFieldError
 from whalepod.engine.interface import Fidelity
 from whalepod.model.prompt import ChatPrompt
 
+from .answer_format import AnswerFormat, constraint_format, only_one, vllm_format
 from .body_models import SamplingBody, ServingBody, parse_body, refuse_fields
 from .chat_choice import ChatDelta, ChatEnd, stream_chat
 from .front_door import Caller, FrontDoor
@@ -23,20 +24,8 @@ REFUSED: Mapping[str, str] = {
     "function_call": "declare tools instead",
     "include_stop_str_in_output": "the answer of a conversation ends before a stop string",
     "prompt_logprobs": "log-probabilities of prompts are not computed yet",
-    "structured_outputs": NOT_ENFORCED,
-    "guided_json": NOT_ENFORCED,
-    "guided_regex": NOT_ENFORCED,
-    "guided_choice": NOT_ENFORCED,
-    "guided_grammar": NOT_ENFORCED,
     "use_beam_search": "tokens are sampled",
 }
-
-CONSTRAINT_FIELDS: Mapping[str, str] = {
-    "json": "response_format",
-    "regex": "response_format",
-    "tool_call_required": "tool_choice",
-}
-"""Constraints that an answer was promised to obey, and the field that asked. `tool_call` alone promises nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +40,8 @@ class ChatRequest:
     cache_salt: str | None
     stream: bool
     return_token_ids: bool
+    answer_format: AnswerFormat | None
+    """What fields ask for that the prompt layer does not know."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +65,7 @@ def parse_chat(body: Mapping[str, Any], front: FrontDoor, *, body_chars: int) ->
         cache_salt=serving.cache_salt,
         stream=serving.stream,
         return_token_ids=serving.return_token_ids,
+        answer_format=vllm_format(body),
     )
 
 
@@ -89,7 +81,7 @@ async def open_chat(
         prompt = await front.language.chat_prompt(
             request.body, context_tokens=front.context_tokens_max, chars=request.body_chars
         )
-        _refuse_constraint(prompt)
+        answer_format = await _checked_format(front, request, prompt, caller)
         sampling = request.sampling.to_params(
             vocab_size=front.language.vocab_size,
             temperature=prompt.temperature,
@@ -98,6 +90,9 @@ async def open_chat(
             logprobs=prompt.logprobs,
             max_tokens=prompt.max_tokens,
         )
+        if answer_format is not None:
+            starts_after = front.language.think_end_id if prompt.reasons_first else None
+            sampling = answer_format.applied_to(sampling, starts_after=starts_after)
         jobs = await front.jobs(
             caller,
             prompt.prompt_ids,
@@ -129,7 +124,13 @@ def _refuse_strict_tools(tools: object) -> None:
             raise InvalidFieldError("tools", f"strict tools are not supported: {NOT_ENFORCED}")
 
 
-def _refuse_constraint(prompt: ChatPrompt) -> None:
-    field = CONSTRAINT_FIELDS.get(prompt.constraint[0]) if prompt.constraint is not None else None
-    if field is not None:
-        raise InvalidFieldError(field, f"this {field} is not supported: {NOT_ENFORCED}")
+async def _checked_format(
+    front: FrontDoor, request: ChatRequest, prompt: ChatPrompt, caller: Caller
+) -> AnswerFormat | None:
+    """Raises InvalidFieldError if it cannot be followed."""
+    if prompt.constraint is not None and prompt.constraint[0] == "tool_call_required":
+        raise InvalidFieldError("tool_choice", f"this tool_choice is not supported: {NOT_ENFORCED}")
+    answer_format = only_one(constraint_format(prompt.constraint), request.answer_format)
+    if answer_format is not None:
+        await front.language.check_format(answer_format, deadline=caller.deadline)
+    return answer_format

@@ -11,6 +11,7 @@ from whalepod.core.errors import InvalidFieldError
 from whalepod.engine.interface import Fidelity, FinishReason
 from whalepod.engine.sampling_params import SamplingParams
 
+from .answer_format import AnswerFormat, only_one, response_format, vllm_format
 from .body_models import CHOICES_MAX, CompletionBody, SamplingBody, ServingBody, parse_body, refuse_fields
 from .front_door import Caller, FrontDoor
 from .merging import merge
@@ -20,12 +21,6 @@ from .text_choice import TextDelta, TextEnd, TextOptions, stream_text
 REFUSED: Mapping[str, str] = {
     "suffix": "this model completes text at its end only",
     "prompt_logprobs": "log-probabilities of prompts are not computed yet",
-    "response_format": "constrained output is not enforced yet",
-    "structured_outputs": "constrained output is not enforced yet",
-    "guided_json": "constrained output is not enforced yet",
-    "guided_regex": "constrained output is not enforced yet",
-    "guided_choice": "constrained output is not enforced yet",
-    "guided_grammar": "constrained output is not enforced yet",
     "use_beam_search": "tokens are sampled",
 }
 
@@ -37,6 +32,7 @@ class CompletionRequest:
     prompts: Sequence[Prompt]
     choices_each: int
     sampling: SamplingParams
+    answer_format: AnswerFormat | None
     max_tokens: int
     text: TextOptions
     fidelity: Fidelity
@@ -88,10 +84,12 @@ def parse_completion(body: Mapping[str, Any], front: FrontDoor) -> CompletionReq
         logprobs=fields.logprobs,
         max_tokens=max(1, fields.max_tokens),
     )
+    answer_format = only_one(response_format(body), vllm_format(body))
     return CompletionRequest(
         prompts=prompts,
         choices_each=serving.n,
-        sampling=sampling,
+        sampling=sampling if answer_format is None else answer_format.applied_to(sampling),
+        answer_format=answer_format,
         max_tokens=fields.max_tokens,
         text=TextOptions(fields.stop_strings, fields.include_stop_str_in_output, fields.skip_special_tokens),
         fidelity=serving.fidelity_or(front.model.fidelity_default),
@@ -112,6 +110,8 @@ async def open_completion(
     Raises QueueFullError, UnavailableError, RequestError before any rank is touched.
     """
     async with front.admitted(caller, choices=request.choices):
+        if request.answer_format is not None:
+            await front.language.check_format(request.answer_format, deadline=caller.deadline)
         prompts = [await _prepare(front, request, prompt) for prompt in request.prompts]
         streams: list[AsyncGenerator[TextDelta | TextEnd, None]] = []
         for prompt in prompts:

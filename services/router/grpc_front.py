@@ -22,6 +22,7 @@ from whalepod.engine.sampling_params import SamplingParams
 from whalepod.rpc.common.v1 import common_pb2
 from whalepod.rpc.router.v1 import router_pb2, router_pb2_grpc
 
+from .answer_format import AnswerFormat
 from .body_models import STOP_CHARS_MAX, STOP_STRINGS_MAX, check_token_ids
 from .chat import ChatRequest, parse_chat
 from .chat_http import chat_answer, chat_chunks
@@ -125,6 +126,8 @@ class RouterServicer(router_pb2_grpc.RouterServiceServicer):
         ids = await front.language.prompt_ids(prompt)
         front.check_length(len(ids), 1)
         sampling = _sampling(request, vocab_size=front.language.vocab_size)
+        if sampling.grammar is not None:
+            await front.language.check_format(AnswerFormat(sampling.grammar, "grammar"), deadline=caller.deadline)
         if sampling.max_tokens is None:
             sampling = replace(sampling, max_tokens=front.context_tokens_max - len(ids))
         fidelity = front.model.fidelity_default

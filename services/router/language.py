@@ -8,11 +8,19 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
+from deepseek_recipe import SpecialToken
+
+from whalepod.core.clock import Deadline
+from whalepod.core.errors import DeadlineError, InvalidFieldError
+from whalepod.engine.grammar.compiler import grammar_checker
+from whalepod.engine.grammar.errors import GrammarError
 from whalepod.model.config import ModelConfig
 from whalepod.model.detokenizer import Detokenizer
 from whalepod.model.prompt import ChatPrompt, PromptEncoder
+from whalepod.model.special_tokens import recipe_special_tokens
 from whalepod.model.tokenizer import Tokenizer
 
+from .answer_format import AnswerFormat
 from .prompts import Prompt, TextPrompt
 from .router_metrics import TOKENIZE_SECONDS
 
@@ -34,6 +42,9 @@ class Language:
         self.bos_token_id = config.bos_token_id
         self.eos_token_id = config.eos_token_id
         self._encoder = PromptEncoder(tokenizer, config, served_names=[served_name])
+        self.think_end_id = tokenizer.token_id(recipe_special_tokens().token(SpecialToken.ThinkingEnd))
+        """Ends the model's reasoning."""
+        self._grammars = grammar_checker(tokenizer, vocab_size=config.vocab_size, eos_id=config.eos_token_id)
         self._workers = ThreadPoolExecutor(WORKERS, thread_name_prefix="tokenize")
 
     async def prompt_ids(self, prompt: Prompt) -> Sequence[int]:
@@ -56,6 +67,21 @@ class Language:
 
         return await self._run(decode, chars=len(ids))
 
+    async def check_format(self, answer: AnswerFormat, *, deadline: Deadline) -> None:
+        """Returns if ranks will be able to follow it.
+
+        Raises InvalidFieldError naming its field, CapacityError if too many others are being checked, DeadlineError.
+        """
+        # Others may wait for the same grammar: who goes away must not take it with him.
+        checked = asyncio.shield(asyncio.wrap_future(self._grammars.compile(answer.spec)))
+        try:
+            async with asyncio.timeout(deadline.remaining_s()):
+                await checked
+        except TimeoutError:
+            raise DeadlineError("the request's deadline passed while its grammar was being compiled") from None
+        except GrammarError as error:
+            raise InvalidFieldError(answer.field, f"{answer.field}: {error}") from error
+
     async def run(self, work: Callable[[], T]) -> T:
         """Other CPU work that is too long for the event loop."""
         return await asyncio.get_running_loop().run_in_executor(self._workers, work)
@@ -66,6 +92,7 @@ class Language:
 
     def close(self) -> None:
         self._workers.shutdown(wait=False, cancel_futures=True)
+        self._grammars.close()
 
     async def _run(self, work: Callable[[], T], *, chars: int) -> T:
         with TOKENIZE_SECONDS.time():

@@ -12,9 +12,11 @@ import pytest_asyncio
 
 from tests.services.router.fake_ranks import FakeDecode, FakePrefill, says
 from tests.services.router.router_under_test import RouterUnderTest, running_router
+from whalepod.engine.grammar.spec import GrammarKind, GrammarSpec
 from whalepod.model.tiny_checkpoint import shipped_tokenizer
 
 TOKENIZER = shipped_tokenizer()
+THINK_END_ID = TOKENIZER.token_id("</think>")
 CHAT = "/v1/chat/completions"
 PLAIN: dict[str, Any] = {"messages": [{"role": "user", "content": "Hi"}], "thinking": {"type": "disabled"}}
 THINKING: dict[str, Any] = {"messages": [{"role": "user", "content": "Hi"}]}
@@ -148,7 +150,15 @@ async def test_reasoning_is_parted_from_the_answer_and_counted(router: RouterUnd
     assert (message["reasoning_content"], message["content"]) == ("I think so.", "Yes.")
     usage = answer["usage"]
     assert usage["completion_tokens"] == len(ids) + 1, "the end of the sequence was generated too"
-    assert 0 < usage["completion_tokens_details"]["reasoning_tokens"] < len(ids)
+    assert usage["completion_tokens_details"]["reasoning_tokens"] == ids.index(THINK_END_ID)
+
+
+async def test_reasoning_of_broken_bytes_is_counted_in_tokens(router: RouterUnderTest, decode: FakeDecode) -> None:
+    broken = [token_id for token_id in range(TOKENIZER.ids_end) if TOKENIZER.token_bytes(token_id) == b"\x80"]
+    decode.behaviour.next_token = says(broken * 8)
+    usage = (await ask(router, **THINKING, max_tokens=8))["usage"]
+    assert usage["completion_tokens"] == 8
+    assert usage["completion_tokens_details"]["reasoning_tokens"] == 8
 
 
 async def test_spelling_a_marker_in_plain_letters_closes_nothing(router: RouterUnderTest, decode: FakeDecode) -> None:
@@ -239,12 +249,9 @@ async def test_null_is_the_same_as_unset(router: RouterUnderTest, decode: FakeDe
 @pytest.mark.parametrize(
     ("field", "body"),
     [
-        ("response_format", {"response_format": {"type": "json_object"}, **JSON_PLEASE}),
-        ("response_format", {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": {}}}}),
         ("tool_choice", {"tools": [TOOL], "tool_choice": "required"}),
         ("tools", {"tools": [{"type": "function", "function": {**TOOL["function"], "strict": True}}]}),
         ("functions", {"functions": [TOOL["function"]]}),
-        ("guided_json", {"guided_json": {"type": "object"}}),
         ("include_stop_str_in_output", {"include_stop_str_in_output": True, "stop": "x"}),
     ],
 )  # fmt: skip
@@ -255,6 +262,38 @@ async def test_what_is_not_enforced_yet_is_refused_and_not_pretended(
     assert response.status_code == 400, response.text
     assert response.json()["error"]["param"] == field
     assert "not supported" in response.json()["error"]["message"]
+    assert decode.seen.starts == []
+
+
+@pytest.mark.parametrize(
+    ("body", "spec"),
+    [
+        ({"response_format": {"type": "json_object"}, **JSON_PLEASE}, GrammarSpec(GrammarKind.JSON_OBJECT)),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "null"}}}},
+            GrammarSpec(GrammarKind.JSON_SCHEMA, '{"type":"null"}'),
+        ),
+        ({"response_format": {"type": "regex", "regex": "a+"}}, GrammarSpec(GrammarKind.REGEX, "a+")),
+        ({"guided_json": {"type": "null"}}, GrammarSpec(GrammarKind.JSON_SCHEMA, '{"type":"null"}')),
+        ({"structured_outputs": {"choice": ["a.b", "c"]}}, GrammarSpec(GrammarKind.REGEX, r"(?:a\.b)|(?:c)")),
+    ],
+)
+async def test_what_an_answer_must_look_like_reaches_the_rank(
+    router: RouterUnderTest, decode: FakeDecode, body: dict[str, Any], spec: GrammarSpec
+) -> None:
+    for thinks in (False, True):
+        thinking = {"type": "enabled" if thinks else "disabled"}
+        await ask(router, **{**PLAIN, **body, "thinking": thinking, "n": 2, "max_tokens": 2})
+        for work in decode.seen.starts[-2:]:
+            assert work.sampling.grammar == spec
+            assert work.sampling.grammar_starts_after == (THINK_END_ID if thinks else None)
+
+
+async def test_two_formats_for_one_answer_are_one_too_many(router: RouterUnderTest, decode: FakeDecode) -> None:
+    body = {"response_format": {"type": "regex", "regex": "a"}, "guided_json": {}}
+    response = await router.http.post(CHAT, json={**PLAIN, **body})
+    assert response.json()["error"]["param"] == "guided_json"
+    assert "response_format and guided_json" in response.json()["error"]["message"]
     assert decode.seen.starts == []
 
 

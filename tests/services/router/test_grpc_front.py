@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from whalepod.core.errors import (
     UnavailableError,
     WorkerLostError,
 )
+from whalepod.engine.grammar.spec import GrammarKind, GrammarSpec
 from whalepod.engine.interface import Fidelity, FinishReason
 from whalepod.engine.sampling_params import SamplingParams
 from whalepod.model.tiny_checkpoint import shipped_tokenizer
@@ -229,3 +231,14 @@ def _chat_bytes() -> bytes:
     from whalepod.rpc.router.v1 import router_pb2
 
     return router_pb2.ChatRequest(body_json=json.dumps(CHAT)).SerializeToString()
+
+
+async def test_a_grammar_is_checked_before_any_rank_is_touched(client: AsyncClient, decode: FakeDecode) -> None:
+    params = SamplingParams(max_tokens=2, grammar=GrammarSpec(GrammarKind.REGEX, "[ab]+"))
+    await client.generate("Hello", sampling=params)
+    assert decode.seen.starts[-1].sampling.grammar == params.grammar
+    starts = len(decode.seen.starts)
+    with pytest.raises(InvalidFieldError, match=r"grammar: .*unclosed group") as caught:
+        await client.generate("Hello", sampling=replace(params, grammar=GrammarSpec(GrammarKind.REGEX, "(a")))
+    assert caught.value.field == "grammar"
+    assert len(decode.seen.starts) == starts

@@ -1,0 +1,120 @@
+"""What a client wants its answer to look like, in each of the ways in which it may say so.
+
+response_format (OpenAI) │ structured_outputs, guided_* (vLLM) ──▶ AnswerFormat ──▶ the request's grammar
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from whalepod.core.errors import InvalidFieldError
+from whalepod.engine.grammar.errors import GrammarError
+from whalepod.engine.grammar.spec import GrammarKind, GrammarSpec
+from whalepod.engine.sampling_params import SamplingParams
+
+RESPONSE_FORMAT = "response_format"
+STRUCTURED_OUTPUTS = "structured_outputs"
+GUIDED_PREFIX = "guided_"
+CHOICES_MAX = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerFormat:
+    """`field` of the request asked for it, and is named if it cannot be had."""
+
+    spec: GrammarSpec
+    field: str
+
+    @classmethod
+    def create(cls, field: str, kind: GrammarKind, source: object = None) -> AnswerFormat:
+        """Raises InvalidFieldError on a source that is none of its kind."""
+        try:
+            return cls(GrammarSpec.create(kind, source), field)
+        except GrammarError as error:
+            raise InvalidFieldError(field, f"{field}: {error}") from error
+
+    def applied_to(self, sampling: SamplingParams, *, starts_after: int | None = None) -> SamplingParams:
+        """Raises InvalidFieldError on fields that contradict it."""
+        return replace(sampling, grammar=self.spec, grammar_starts_after=starts_after)
+
+
+def vllm_format(body: Mapping[str, Any]) -> AnswerFormat | None:
+    """What `structured_outputs` or a `guided_…` field asks for. Raises InvalidFieldError, also if there are two."""
+    asked = [(f"{GUIDED_PREFIX}{name}", name, body.get(f"{GUIDED_PREFIX}{name}")) for name in _WAYS]
+    structured = body.get(STRUCTURED_OUTPUTS)
+    if structured is not None:
+        if not isinstance(structured, Mapping) or not set(structured) <= set(_WAYS):
+            raise InvalidFieldError(STRUCTURED_OUTPUTS, f"{STRUCTURED_OUTPUTS} must be an object of {', '.join(_WAYS)}")
+        asked += [(STRUCTURED_OUTPUTS, name, value) for name, value in structured.items()]
+    formats = [_WAYS[name](field, value) for field, name, value in asked if value is not None and value is not False]
+    return only_one(*formats)
+
+
+def response_format(body: Mapping[str, Any]) -> AnswerFormat | None:
+    """What `response_format` asks for, where the prompt layer does not read it. Raises InvalidFieldError."""
+    value = body.get(RESPONSE_FORMAT)
+    if value is None:
+        return None
+    match value:
+        case {"type": "text"}:
+            return None
+        case {"type": "json_object"}:
+            return AnswerFormat.create(RESPONSE_FORMAT, GrammarKind.JSON_OBJECT)
+        case {"type": "json_schema", "json_schema": {"schema": schema}}:
+            return AnswerFormat.create(RESPONSE_FORMAT, GrammarKind.JSON_SCHEMA, schema)
+        case {"type": "regex", "regex": pattern}:
+            return AnswerFormat.create(RESPONSE_FORMAT, GrammarKind.REGEX, pattern)
+        case _:
+            raise InvalidFieldError(
+                RESPONSE_FORMAT,
+                f"{RESPONSE_FORMAT} must be of type text, json_object, json_schema (with json_schema.schema) or regex",
+            )
+
+
+def constraint_format(constraint: tuple[str, str] | None) -> AnswerFormat | None:
+    """What the prompt layer has read from a conversation's request: a kind and a schema. Raises InvalidFieldError."""
+    match constraint:
+        case ("json", ""):
+            return AnswerFormat.create(RESPONSE_FORMAT, GrammarKind.JSON_OBJECT)
+        case ("json", schema):
+            return AnswerFormat.create(RESPONSE_FORMAT, GrammarKind.JSON_SCHEMA, schema)
+        case ("regex", pattern):
+            return AnswerFormat.create(RESPONSE_FORMAT, GrammarKind.REGEX, pattern)
+        case _:
+            return None
+
+
+def only_one(*formats: AnswerFormat | None) -> AnswerFormat | None:
+    """The one that was asked for. Raises InvalidFieldError if there are several: nobody said which one counts."""
+    asked = [one for one in formats if one is not None]
+    if len(asked) > 1:
+        fields = " and ".join(dict.fromkeys(one.field for one in asked))
+        raise InvalidFieldError(asked[-1].field, f"{fields} ask for {len(asked)} formats, but an answer has one")
+    return asked[0] if asked else None
+
+
+def _choice(field: str, value: object) -> AnswerFormat:
+    if not isinstance(value, Sequence) or isinstance(value, str) or not all(isinstance(one, str) for one in value):
+        raise InvalidFieldError(field, f"{field}: choice must be a list of strings")
+    if not 0 < len(value) <= CHOICES_MAX:
+        raise InvalidFieldError(field, f"{field}: choice must hold 1 to {CHOICES_MAX} strings, not {len(value)}")
+    return AnswerFormat.create(field, GrammarKind.REGEX, "|".join(f"(?:{re.escape(one)})" for one in value))
+
+
+def _json_object(field: str, value: object) -> AnswerFormat:
+    if value is not True:
+        raise InvalidFieldError(field, f"{field}: json_object must be true or false")
+    return AnswerFormat.create(field, GrammarKind.JSON_OBJECT)
+
+
+_WAYS: Mapping[str, Callable[[str, object], AnswerFormat]] = {
+    "json": lambda field, value: AnswerFormat.create(field, GrammarKind.JSON_SCHEMA, value),
+    "regex": lambda field, value: AnswerFormat.create(field, GrammarKind.REGEX, value),
+    "choice": _choice,
+    "grammar": lambda field, value: AnswerFormat.create(field, GrammarKind.EBNF, value),
+    "json_object": _json_object,
+}
+"""vLLM's names for the ways to ask."""
