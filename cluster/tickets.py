@@ -13,6 +13,7 @@ from whalepod.core.credentials import ClusterSecret, Purpose
 from whalepod.core.errors import AuthenticationError, InvalidFieldError
 from whalepod.core.ids import REQUEST_ID_BYTES, RequestId
 from whalepod.engine.interface import EngineRequest, Work
+from whalepod.kvstore.store_keys import owner_tag
 from whalepod.rpc.common.v1 import common_pb2
 
 from .wire import fidelity_from_proto, sampling_from_proto
@@ -60,6 +61,7 @@ def engine_request_from_ticket(
         await_handoff=await_handoff,
         chain_root=chain_root(namespace, salt=ticket.salt),
         block_hashes=unpack_hashes(ticket.block_hashes),
+        owner=owner_tag(ticket.tenant),
         noise_key=noise_key_of_request(RequestId(ticket.request_id)),
     )
 

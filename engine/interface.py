@@ -65,6 +65,8 @@ class EngineRequest:
     none."""
     block_hashes: Sequence[BlockHash] = ()
     """Hashes of the prompt's full blocks."""
+    owner: int = 0
+    """64 bits: on whose account its blocks are stored (`kvstore.store_keys.owner_tag`); 0: nobody's."""
     noise_key: int | None = None
     """64-bit key of the sampling noise if `sampling.seed` is None (`runtime.md` §4.4)."""
 

@@ -76,7 +76,8 @@ class Publisher:
             block_hash = sequence.hash_of(depth, block_tokens=self._boundaries.block_tokens)
             if transfers.has_room(size, owner=owner, block=block_hash):
                 payload = self._image.export_block(sequence.blocks[depth])
-                block = BlockToPut(self._key(sequence, depth), payload, exact=sequence.blocks_exact[depth])
+                exact, owner_tag = sequence.blocks_exact[depth], sequence.request.owner
+                block = BlockToPut(self._key(sequence, depth), payload, exact=exact, owner=owner_tag)
                 transfers.write(BlockWrite(block, size, owner, self._deadline(sequence)))
             elif owner is not None:
                 return

@@ -36,6 +36,8 @@ class BlockToPut:
     key: BlockKey
     payload: BytesLike | Sequence[BytesLike]
     exact: bool
+    owner: int = 0
+    """64 bits that say on whose account it is stored (`store_keys.owner_tag`); 0: nobody's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +142,7 @@ class BlockBatches:
         self, blocks: Sequence[BlockToPut], payloads: Sequence[tuple[memoryview, ...]], deadline: Deadline
     ) -> int:
         values = [
-            self._writer.block(block.key, payload, exact=block.exact)
+            self._writer.block(block.key, payload, exact=block.exact, owner=block.owner)
             for block, payload in zip(blocks, payloads, strict=True)
         ]
         if self._held is not None:

@@ -101,7 +101,7 @@ class DirectServer:
             with self._lock:
                 self._open.discard(connection)
 
-    def _greeted(self, connection: socket.socket, stream: BufferedReader) -> bool:
+    def _greeted(self, connection: socket.socket, stream: BufferedReader[socket.SocketIO]) -> bool:
         """Whether the other side has proved that it knows the key."""
         match _read_command(stream):
             case [b"HELLO", theirs] if len(theirs) == NONCE_BYTES:
@@ -139,7 +139,7 @@ def _limit(connection: socket.socket, *, receive_s: float) -> None:
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("@ll", int(receive_s), 0))
 
 
-def _read_command(stream: BufferedReader) -> list[bytes]:
+def _read_command(stream: BufferedReader[socket.SocketIO]) -> list[bytes]:
     """Words of the next command; empty at the end. Raises ValueError on anything that is no bounded command."""
     count = _announced(stream, b"*", WORDS_MAX)
     words: list[bytes] = []
@@ -152,7 +152,7 @@ def _read_command(stream: BufferedReader) -> list[bytes]:
     return words
 
 
-def _announced(stream: BufferedReader, kind: bytes, largest: int) -> int | None:
+def _announced(stream: BufferedReader[socket.SocketIO], kind: bytes, largest: int) -> int | None:
     """The number in a line like `*3`; None at the end of the stream."""
     line = stream.readline(16)
     if not line:

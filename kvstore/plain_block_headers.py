@@ -1,4 +1,5 @@
-"""Reads the headers of blocks quickly: most are as foreseen in every field but checksum, writer, time and `exact`.
+"""Reads the headers of blocks quickly: most are as foreseen in every field but checksum, writer, time, owner and
+`exact`.
 
 A fetch of 16 blocks has 16 headers to judge while the next payload waits in the socket, so the common case is a few
 comparisons of bytes. Anything else, right or wrong, is for `parse_header` and `Header.block_refusal` to say.
@@ -20,7 +21,7 @@ from .value_format import MAGIC, VERSION, BlockLayout, Flag, Header, ValueClass,
 CLASS_AT = 12
 IDENTITY_AT = 32
 CHECKSUM_AT = 112
-DRAFT_AT = 136
+VALID_FROM_AT = 144
 HEADER_CHECKSUM_AT = 252
 
 _DEPTH_TOKENS_BYTES = struct.Struct("<IIQ")
@@ -39,7 +40,7 @@ class PlainBlockHeaders:
     _start: bytes = field(init=False)
     _exact: Mapping[bytes, bool] = field(init=False)
     _before_identity: bytes = field(init=False)
-    _after_created: bytes = field(init=False)
+    _after_owner: bytes = field(init=False)
 
     def __post_init__(self) -> None:
         flags = Flag.MAC if self.signed else 0
@@ -57,7 +58,7 @@ class PlainBlockHeaders:
         )
         raw = encode_header(header)
         object.__setattr__(self, "_before_identity", raw[CLASS_AT:IDENTITY_AT])
-        object.__setattr__(self, "_after_created", raw[DRAFT_AT:HEADER_CHECKSUM_AT])
+        object.__setattr__(self, "_after_owner", raw[VALID_FROM_AT:HEADER_CHECKSUM_AT])
 
     def read(self, head: bytes, key: BlockKey, *, value_bytes: int) -> tuple[int, bool] | None:
         """The payload's xxh3-64 checksum and whether the block is exact; None if this is no plain header of `key`'s."""
@@ -68,7 +69,7 @@ class PlainBlockHeaders:
             and value_bytes == header_bytes_of(Flag.MAC if self.signed else 0) + self.layout.payload_bytes
             and head[:8] == self._start
             and head[CLASS_AT:CHECKSUM_AT] == self._before_identity + key.hash + key.parent + sizes
-            and head[DRAFT_AT:HEADER_CHECKSUM_AT] == self._after_created
+            and head[VALID_FROM_AT:HEADER_CHECKSUM_AT] == self._after_owner
             and google_crc32c.value(head[:HEADER_CHECKSUM_AT])
             == _HEADER_CHECKSUM.unpack_from(head, HEADER_CHECKSUM_AT)[0]
         )

@@ -26,6 +26,11 @@ def handoff_snapshot_key(request_id: RequestId, attempt: int) -> bytes:
     return b"h:{" + request_id.hex().encode() + b"-%d}:t" % attempt
 
 
+def owner_tag(tenant: str) -> int:
+    """64 bits that stand for a tenant in the headers of its blocks: who pays for them, and what a purge removes."""
+    return int.from_bytes(hashlib.sha256(b"whalepod owner" + tenant.encode()).digest()[:8], "little") or 1
+
+
 def shard_tag(store_key: bytes) -> bytes:
     """What is between the first `{` and the next `}`, as in Redis Cluster; the whole key if there is nothing."""
     start = store_key.find(b"{")

@@ -200,6 +200,7 @@ class Header:
     writer: int = 0
     created_unix_ms: int = 0
     draft_fingerprint: int = 0
+    """Of a snapshot. In a block the same 8 bytes tell on whose account it is stored."""
     valid_from: int = 0
     mode: int = 0
 

@@ -39,7 +39,7 @@ class ValueWriter:
     clock: Clock
     mac: ValueMac | None = None
 
-    def block(self, key: BlockKey, payload: tuple[BytesLike, ...], *, exact: bool) -> ValueToWrite:
+    def block(self, key: BlockKey, payload: tuple[BytesLike, ...], *, exact: bool, owner: int = 0) -> ValueToWrite:
         """`payload`: pieces of flat bytes, `layout.payload_bytes` in total."""
         header = Header(
             value_class=ValueClass.BLOCK,
@@ -55,6 +55,7 @@ class ValueWriter:
             tokens=self.layout.block_tokens,
             writer=self.incarnation,
             created_unix_ms=self.clock.unix_ms(),
+            draft_fingerprint=owner,
         )
         return ValueToWrite(
             key=block_store_key(key),

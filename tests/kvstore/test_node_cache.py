@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -9,6 +11,7 @@ import pytest
 
 from tests.kvstore.conftest import OpenClient
 from tests.kvstore.redis_server import RedisServer
+from tests.kvstore.test_store_faults import seconds_of
 from tests.kvstore.values import LAYOUT, NAMESPACE, buffers, chain, payload_of, snapshot, soon, to_put
 from whalepod.core.block_keys import BlockKey
 from whalepod.core.clock import SYSTEM_CLOCK
