@@ -16,7 +16,7 @@ from whalepod.engine.grammar.spec import GrammarKind, GrammarSpec
 from whalepod.model.tiny_checkpoint import shipped_tokenizer
 
 TOKENIZER = shipped_tokenizer()
-THINK_END_ID = TOKENIZER.token_id("</think>")
+THINK_END_ID: int = TOKENIZER.file.encode("</think>", add_special_tokens=False).ids[0]
 CHAT = "/v1/chat/completions"
 PLAIN: dict[str, Any] = {"messages": [{"role": "user", "content": "Hi"}], "thinking": {"type": "disabled"}}
 THINKING: dict[str, Any] = {"messages": [{"role": "user", "content": "Hi"}]}
