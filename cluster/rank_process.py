@@ -35,8 +35,8 @@ from whalepod.model.tensor_layout import ModelRole
 from .config import METRICS_PORT_OFFSET, ClusterConfig, DecodeSettings, PrefillSettings, join_address
 from .grpc_options import server_options
 from .rank_metrics import LoadCollector, count_events, count_work
+from .registrar import Registrar
 from .registration import RankInfo, RankRole
-from .registry import Registrar
 from .store_connection import RankStore, connect_rank_store
 
 log = logging.getLogger(__name__)

@@ -15,34 +15,29 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from types import MappingProxyType
-from typing import cast
 
-import redis.asyncio as aioredis
 from redis.exceptions import RedisError
 
 from whalepod.core.clock import SYSTEM_CLOCK, Clock
 from whalepod.core.credentials import ClusterSecret
-from whalepod.core.errors import AuthenticationError, ConfigError
 from whalepod.core.ids import Incarnation, RankId
 
 from .liveness import HealthProber, Liveness
-from .registration import RankInfo, open_registration, sign_registration
+from .registration import RankInfo
+from .registration_store import (
+    FORGET_S,
+    SILENCE_S,
+    connect_registry,
+    is_recent,
+    read_registrations,
+    remove_registrations,
+    verified_ranks,
+)
 
 log = logging.getLogger(__name__)
 
-INDEX_KEY = b"{whalepod:ranks}"
-"""A set of the names of all ranks. The braces put it and the registrations into one Redis Cluster slot."""
-
-HEARTBEAT_S = 1.0
-SILENCE_S = 5.0
-"""A registration that has not changed for so long is doubted: its rank is asked."""
-CLOCKS_APART_S = 5.0
-"""How far the clocks of two machines may differ before a fresh registration, seen for the first time, is doubted."""
-FORGET_S = 60.0
-"""A doubted registration whose rank does not serve is removed after so long."""
-REDIS_TIMEOUT_S = 1.0
 SILENT_POLLS_MAX = 4
 """Polls in a row without an answer after which a rank that neither Redis nor a broken link speaks of is dropped."""
 
@@ -54,111 +49,6 @@ class Compatibility:
     model: str
     namespace: bytes
     layout: str
-
-
-def registration_key(rank_id: str) -> bytes:
-    return INDEX_KEY + b":" + rank_id.encode()
-
-
-class Registrar:
-    """Keeps one rank registered. No Redis failure is raised after `start`: the rank serves whoever knows it."""
-
-    def __init__(
-        self,
-        *,
-        redis_url: str,
-        secret: ClusterSecret,
-        describe: Callable[[], RankInfo],
-        clock: Clock = SYSTEM_CLOCK,
-        heartbeat_s: float = HEARTBEAT_S,
-    ) -> None:
-        """`describe` returns the rank as it is now (load, draining); its `time_unix_ms` is filled in here."""
-        self._redis = _connect(redis_url)
-        self._secret = secret
-        self._describe = describe
-        self._clock = clock
-        self._heartbeat_s = heartbeat_s
-        self._loop_task: asyncio.Task[None] | None = None
-        self._beat_lock = asyncio.Lock()
-
-    async def start(self) -> None:
-        """Join. Raises ConfigError, naming both layouts, if ranks of the same model already store state differently.
-
-        Without Redis the check is skipped; routers repeat it.
-        """
-        me = self._describe()
-        try:
-            registrations = await _read_registrations(self._redis)
-            peers = _verified(registrations, self._secret, self._clock).ranks
-            await self._forget_all_but(registrations, peers)
-        except (RedisError, OSError, TimeoutError) as error:
-            log.warning("registry: Redis is not reachable (%s); registering when it is", error)
-            peers = {}
-        for peer in peers.values():
-            if peer.rank_id == me.rank_id or peer.model != me.model or not _is_recent(peer, self._clock):
-                continue
-            reason = me.incompatibility(model=peer.model, namespace=peer.namespace, layout=peer.layout)
-            if reason is not None:
-                raise ConfigError(f"{reason}; {peer.rank_id} is already part of it")
-        await self.announce()
-        self._loop_task = asyncio.create_task(self._beat_forever(), name="registrar")
-
-    async def announce(self) -> bool:
-        """Write the registration now. False: Redis did not take it."""
-        async with self._beat_lock:
-            me = replace(self._describe(), time_unix_ms=self._clock.unix_ms())
-            try:
-                pipe = self._redis.pipeline(transaction=False)
-                pipe.set(registration_key(me.rank_id), sign_registration(me, self._secret), get=True)
-                pipe.sadd(INDEX_KEY, me.rank_id)
-                before = (await pipe.execute())[0]
-            except (RedisError, OSError, TimeoutError) as error:
-                log.debug("registry: heartbeat failed: %s", error)
-                return False
-        self._warn_of_namesake(me, before)
-        return True
-
-    async def stop(self) -> None:
-        """Leave: routers stop placing here within one poll."""
-        if self._loop_task is not None:
-            self._loop_task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._loop_task
-        me = self._describe()
-        with contextlib.suppress(RedisError, OSError, TimeoutError):
-            if self._is_mine(await self._redis.get(registration_key(me.rank_id)), me):
-                await self._redis.delete(registration_key(me.rank_id))
-                await cast("Awaitable[int]", self._redis.srem(INDEX_KEY, me.rank_id))
-        with contextlib.suppress(RedisError, OSError, TimeoutError):
-            await self._redis.aclose()
-
-    async def _forget_all_but(self, registrations: Mapping[str, bytes], ranks: Mapping[RankId, RankInfo]) -> None:
-        """Keep the index short: names of pods change with each roll-out. Who is alive adds its own again."""
-        oldest_ms = self._clock.unix_ms() - FORGET_S * 1000
-        names = {name.decode(errors="replace") for name in await _read_names(self._redis)}
-        gone = names - set(registrations) | {name for name, rank in ranks.items() if rank.time_unix_ms < oldest_ms}
-        await _remove(self._redis, gone)
-
-    async def _beat_forever(self) -> None:
-        while True:
-            await asyncio.sleep(self._heartbeat_s)
-            await self.announce()
-
-    def _is_mine(self, registration: bytes | None, me: RankInfo) -> bool:
-        """Not if the name has passed to a later incarnation: that one stays."""
-        return registration is not None and self._holder(registration, me).incarnation == me.incarnation
-
-    def _warn_of_namesake(self, me: RankInfo, before: bytes | None) -> None:
-        other = me if before is None else self._holder(before, me)
-        if other.incarnation != me.incarnation and other.address != me.address:
-            log.warning("registry: %s is the name of both %s and %s", me.rank_id, other.address, me.address)
-
-    def _holder(self, registration: bytes, me: RankInfo) -> RankInfo:
-        """Who wrote it; a forged one counts as ours to replace."""
-        try:
-            return open_registration(registration, self._secret, now_unix_ms=self._clock.unix_ms())
-        except AuthenticationError:
-            return me
 
 
 class RegistryWatcher:
@@ -184,7 +74,7 @@ class RegistryWatcher:
     ) -> None:
         """`expected` None: the first registration decides. `on_change` runs on the event loop, after the table changed
         in more than load. `probe` asks an address whether it serves; None: gRPC health."""
-        self._redis = _connect(redis_url)
+        self._redis = connect_registry(redis_url)
         self._secret = secret
         self._expected = expected
         self._on_change = on_change
@@ -200,6 +90,7 @@ class RegistryWatcher:
         self._lost: dict[RankId, Incarnation] = {}
         self._ranks: Mapping[RankId, RankInfo] = MappingProxyType({})
         self._refused: dict[str, str] = {}
+        self._epochs: dict[str, int] = {}
         self._redis_ok = False
         self._task: asyncio.Task[None] | None = None
 
@@ -207,6 +98,10 @@ class RegistryWatcher:
     def ranks(self) -> Mapping[RankId, RankInfo]:
         """Ranks that can be used now. Replaced, never changed in place."""
         return self._ranks
+
+    def purge_epoch(self, tenant: str) -> int:
+        """Of the tenant's last purge, as of the last poll; 0: never. Never goes back, also if Redis forgets."""
+        return self._epochs.get(tenant, 0)
 
     @property
     def redis_ok(self) -> bool:
@@ -276,14 +171,14 @@ class RegistryWatcher:
         old = {name for name, (_, at_s) in self._heard.items() if at_s < oldest_s and name not in usable}
         if old and self._redis_ok:
             with contextlib.suppress(RedisError, OSError, TimeoutError):
-                await _remove(self._redis, old)
+                await remove_registrations(self._redis, old)
 
     def _is_fresh(self, name: str, data: bytes, info: RankInfo) -> bool:
         """Whether a registration speaks of now: it has changed lately, or is new here and says so itself."""
         now_s = self._clock.monotonic_s()
         known = self._heard.get(name)
         if known is None:
-            heard_at_s = now_s if _is_recent(info, self._clock) else now_s - self._silence_s
+            heard_at_s = now_s if is_recent(info, self._clock) else now_s - self._silence_s
         else:
             heard_at_s = known[1] if known[0] == data else now_s
         self._heard[name] = (data, heard_at_s)
@@ -296,7 +191,7 @@ class RegistryWatcher:
         """Verified, compatible, fresh registrations in Redis; empty if Redis does not answer. Others that are
         verified and compatible are known from then on, and doubted."""
         try:
-            raw = await _read_registrations(self._redis)
+            raw = await read_registrations(self._redis)
         except (RedisError, OSError, TimeoutError) as error:
             if self._redis_ok:
                 log.warning("registry: Redis is gone (%s); keeping the last table of %d ranks", error, len(self._known))
@@ -304,7 +199,7 @@ class RegistryWatcher:
             return {}
         self._redis_ok = True
         self._heard = {name: heard for name, heard in self._heard.items() if name in raw}
-        found = _verified(raw, self._secret, self._clock)
+        found = verified_ranks(raw, self._secret, self._clock)
         refused = dict(found.refused)
         registered: dict[RankId, RankInfo] = {}
         for name, info in sorted(found.ranks.items()):
@@ -328,6 +223,13 @@ class RegistryWatcher:
         self._refused = refused
         return registered
 
+    async def _read_epochs(self) -> None:
+        found = await cast("Awaitable[dict[bytes, bytes]]", self._redis.hgetall(EPOCHS_KEY))
+        for tenant, epoch in found.items():
+            name = tenant.decode(errors="replace")
+            if epoch.isdigit():
+                self._epochs[name] = max(int(epoch), self._epochs.get(name, 0))
+
     def _publish(self, usable: dict[RankId, RankInfo]) -> None:
         changed = _identities(usable) != _identities(self._ranks)
         self._ranks = MappingProxyType(usable)
@@ -345,56 +247,6 @@ class RegistryWatcher:
     def _require_prober(self) -> HealthProber:
         assert self._prober is not None
         return self._prober
-
-
-@dataclass(frozen=True, slots=True)
-class _Verified:
-    ranks: dict[RankId, RankInfo]
-    refused: dict[str, str]
-
-
-def _verified(raw: Mapping[str, bytes], secret: ClusterSecret, clock: Clock) -> _Verified:
-    result = _Verified(ranks={}, refused={})
-    for name, data in raw.items():
-        try:
-            info = open_registration(data, secret, now_unix_ms=clock.unix_ms())
-        except AuthenticationError as error:
-            result.refused[name] = str(error)
-            continue
-        if info.rank_id == name:
-            result.ranks[info.rank_id] = info
-        else:
-            result.refused[name] = f"{name} holds the registration of {info.rank_id}"
-    return result
-
-
-def _is_recent(info: RankInfo, clock: Clock) -> bool:
-    """As far as two machines' clocks can tell."""
-    return clock.unix_ms() - info.time_unix_ms < (SILENCE_S + CLOCKS_APART_S) * 1000
-
-
-async def _remove(client: aioredis.Redis, names: set[str] | set[RankId]) -> None:
-    if names:
-        await client.delete(*(registration_key(name) for name in names))
-        await cast("Awaitable[int]", client.srem(INDEX_KEY, *names))
-
-
-async def _read_registrations(client: aioredis.Redis) -> dict[str, bytes]:
-    """Rank name to serialised `SignedRegistration`, for the names that have one."""
-    names = await _read_names(client)
-    values = await client.mget([INDEX_KEY + b":" + name for name in names]) if names else []
-    pairs = zip(names, values, strict=True)
-    return {name.decode(errors="replace"): value for name, value in pairs if value is not None}
-
-
-async def _read_names(client: aioredis.Redis) -> list[bytes]:
-    return sorted(await cast("Awaitable[set[bytes]]", client.smembers(INDEX_KEY)))
-
-
-def _connect(redis_url: str) -> aioredis.Redis:
-    return aioredis.Redis.from_url(  # pyright: ignore[reportUnknownMemberType]  # redis-py is partly untyped
-        redis_url, socket_timeout=REDIS_TIMEOUT_S, socket_connect_timeout=REDIS_TIMEOUT_S, retry_on_timeout=False
-    )
 
 
 def _identities(ranks: Mapping[RankId, RankInfo]) -> dict[RankId, tuple[str, int, bool]]:

@@ -14,16 +14,10 @@ import redis.asyncio as aioredis
 
 from whalepod.cluster.embedded_redis import EmbeddedRedis
 from whalepod.cluster.liveness import Liveness
+from whalepod.cluster.registrar import HEARTBEAT_S, Registrar
 from whalepod.cluster.registration import RankInfo, RankRole, sign_registration
-from whalepod.cluster.registry import (
-    HEARTBEAT_S,
-    INDEX_KEY,
-    SILENCE_S,
-    Compatibility,
-    Registrar,
-    RegistryWatcher,
-    registration_key,
-)
+from whalepod.cluster.registration_store import INDEX_KEY, SILENCE_S, registration_key
+from whalepod.cluster.registry import Compatibility, RegistryWatcher
 from whalepod.core.clock import SYSTEM_CLOCK
 from whalepod.core.credentials import ClusterSecret
 from whalepod.core.errors import ConfigError

@@ -21,7 +21,7 @@ from whalepod.client import AsyncClient
 from whalepod.cluster.config import ClusterConfig
 from whalepod.cluster.embedded_redis import EmbeddedRedis, EmbeddedRedisSettings
 from whalepod.cluster.free_ports import with_free_ports
-from whalepod.cluster.registry import Registrar
+from whalepod.cluster.registrar import Registrar
 from whalepod.core.errors import ConfigError
 from whalepod.services.router.process import run_router
 
