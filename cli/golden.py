@@ -33,7 +33,7 @@ def golden(
     from whalepod.model.conformity_runner import run_directory
 
     torch.set_num_threads(1)
-    console = Console(soft_wrap=not sys.stdout.isatty())
+    console = Console(width=None if sys.stdout.isatty() else 120)
     table = Table(title=f"Golden vectors of {directory}", box=SIMPLE_HEAD)
     table.add_column("set", no_wrap=True)
     table.add_column("result", no_wrap=True)

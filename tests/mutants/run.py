@@ -79,7 +79,7 @@ def noticed_by(bug: PlantedBug | None) -> str | None:
 
 
 def main() -> int:
-    console = Console(soft_wrap=not sys.stdout.isatty())
+    console = Console(width=None if sys.stdout.isatty() else 120)
     chosen = [bug for bug in BUGS if not sys.argv[1:] or any(word in bug.name for word in sys.argv[1:])]
     control = noticed_by(None)
     if control is not None:
