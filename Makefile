@@ -84,6 +84,9 @@ lint: venv proto-check  ## check format, lint, types and generated code
 	$(BIN)/ruff check .
 	$(BIN)/pyright
 
+kernels-compile: venv  ## compile every GPU kernel for sm_90 and sm_100, without a GPU
+	@$(BIN)/python -m whalepod.kernels.compilation
+
 format: venv  ## format the sources and fix what lint can fix
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .

@@ -14,7 +14,12 @@ from dataclasses import dataclass, field
 from importlib import import_module
 from typing import Any
 
-ARCHITECTURES = (90, 100)
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+from triton.experimental.gluon._runtime import GluonASTSource
+
+ARCHITECTURES: tuple[int, ...] = (90, 100)
 
 ATTENTION_SIGNATURE = {
     "queries": "*bf16",
@@ -59,6 +64,7 @@ TOP_SIGNATURE = {
     "kept_counts": "*i32",
     "kept_orders": "*i32",
     "kept_entries": "*i32",
+    "good_groups": "*i32",
     "out": "*i32",
 }
 MHC_SIGNATURE = {
@@ -108,11 +114,6 @@ class Kernel:
 
     def compile(self, architecture: int) -> None:
         """Raises what the compiler raises."""
-        import triton
-        from triton.backends.compiler import GPUTarget
-        from triton.compiler import ASTSource
-        from triton.experimental.gluon._runtime import GluonASTSource
-
         function = getattr(import_module(f"whalepod.kernels.{self.operation}.{self.module}"), self.name)
         names: list[str] = function.arg_names
         signature = {name: "constexpr" if name in self.constants else self.signature[name] for name in names}
@@ -120,7 +121,9 @@ class Kernel:
         aligned = {
             (names.index(name),): [["tt.divisibility", 16]] for name, kind in signature.items() if kind.startswith("*")
         }
-        source = (GluonASTSource if self.module == "gluon_kernel" else ASTSource)(function, signature, constants, aligned)
+        source = (GluonASTSource if self.module == "gluon_kernel" else ASTSource)(
+            function, signature, constants, aligned
+        )
         triton.compile(source, target=GPUTarget("cuda", architecture, 32), options=dict(self.options))
 
 
@@ -129,37 +132,57 @@ def kernels() -> list[Kernel]:
     attention = {"HEADS": 64, "HALF": 256, "PAIRS": 32}
     plain = attention | {"HEAD_BLOCK": 64, "KEYS": 64, "FAST": True}
     combine = attention | {"HEAD_BLOCK": 64, "HEADS_EACH": 8, "PARTS": 2, "FAST": True}
-    hopper = {"module": "gluon_kernel", "architectures": (90,), "options": {"num_warps": 8}}
+    hopper: dict[str, Any] = {"module": "gluon_kernel", "architectures": (90,), "options": {"num_warps": 8}}
     top = {"COUNT": 512, "CAPACITY": 2048}
     return [
         *(
-            Kernel("sparse_attention", "sparse_attention_kernel", ATTENTION_SIGNATURE,
-                   attention | {"CHOSEN": chosen, "PARTS": parts}, **hopper)
+            Kernel(
+                "sparse_attention",
+                "sparse_attention_kernel",
+                ATTENTION_SIGNATURE,
+                attention | {"CHOSEN": chosen, "PARTS": parts},
+                **hopper,
+            )
             for chosen, parts in ((512, 1), (512, 2), (0, 1))
         ),
         *(
-            Kernel("sparse_attention", "sparse_attention_kernel", ATTENTION_SIGNATURE,
-                   plain | {"CHOSEN": chosen, "PARTS": parts}, {"num_warps": 8, "num_stages": 2})
+            Kernel(
+                "sparse_attention",
+                "sparse_attention_kernel",
+                ATTENTION_SIGNATURE,
+                plain | {"CHOSEN": chosen, "PARTS": parts},
+                {"num_warps": 8, "num_stages": 2},
+            )
             for chosen, parts in ((512, 1), (512, 2), (0, 1))
         ),
         Kernel("sparse_attention", "combine_parts_kernel", ATTENTION_SIGNATURE, combine),
         *(
-            Kernel("packed_index_scores", "index_scores_kernel", SCORES_SIGNATURE,
-                   {"ENTRIES": 256, "HEADS": 32, "ROWS": rows, "PARTS": parts, "KEYS": 128, "FAST": True},
-                   {"num_warps": 4, "num_stages": 3})
+            Kernel(
+                "packed_index_scores",
+                "index_scores_kernel",
+                SCORES_SIGNATURE,
+                {"ENTRIES": 256, "HEADS": 32, "ROWS": rows, "PARTS": parts, "KEYS": 128, "FAST": True},
+                {"num_warps": 4, "num_stages": 3},
+            )
             for rows, parts in ((2, 3), (2, 4), (1, 1))
         ),
-        Kernel("top_entries", "maxima_kernel", TOP_SIGNATURE, {"GROUP": 32, "CHUNK": 128}),
+        Kernel("top_entries", "maxima_kernel", TOP_SIGNATURE, {"GROUP": 32, "CHUNK": 64}),
         Kernel("top_entries", "bound_kernel", TOP_SIGNATURE, {"COUNT": 512, "GROUPS": 4096}, {"num_warps": 8}),
-        Kernel("top_entries", "collect_kernel", TOP_SIGNATURE, {"CAPACITY": 2048, "GROUP": 32, "CHUNK": 128}),
-        Kernel("top_entries", "finish_kernel", TOP_SIGNATURE, top | {"CHUNK": 4096}, {"num_warps": 8}),
-        *(
-            Kernel("mhc", "project_kernel", MHC_SIGNATURE,
-                   {"OUT": 24, "OUT_BLOCK": 32, "ROWS": rows, "STEP": 128, "FAST": True},
-                   {"num_warps": 4, "num_stages": 4})
-            for rows in (16, 64)
+        Kernel(
+            "top_entries", "collect_kernel", TOP_SIGNATURE, {"CAPACITY": 2048, "GROUP": 32, "CHUNK": 1024, "TILE": 64}
         ),
-        Kernel("mhc", "finish_kernel", MHC_SIGNATURE, {"S": 4, "OUT_BLOCK": 32, "ROWS": 32}),
+        Kernel("top_entries", "finish_kernel", TOP_SIGNATURE, top | {"CHUNK": 2048}, {"num_warps": 8}),
+        *(
+            Kernel(
+                "mhc",
+                "project_kernel",
+                MHC_SIGNATURE,
+                {"OUT": 24, "OUT_BLOCK": 32, "ROWS": rows, "STEP": step, "FAST": True},
+                {"num_warps": warps, "num_stages": stages},
+            )
+            for rows, step, warps, stages in ((16, 128, 4, 3), (64, 128, 4, 3), (128, 64, 8, 4))
+        ),
+        Kernel("mhc", "finish_kernel", MHC_SIGNATURE, {"S": 4, "OUT_BLOCK": 32, "ROWS": 8}, {"num_warps": 1}),
         Kernel("mhc", "collapse_kernel", MHC_SIGNATURE, {"S": 4, "BLOCK": 1024}),
         Kernel("mhc", "expand_kernel", MHC_SIGNATURE, {"S": 4, "BLOCK": 1024}),
         Kernel("window_rows", "window_rows_kernel", WINDOW_SIGNATURE, {"PAIRS": 32, "WIDTH": 512}, {"num_warps": 2}),
@@ -167,7 +190,7 @@ def kernels() -> list[Kernel]:
 
 
 def main() -> None:
-    failed = dict.fromkeys(ARCHITECTURES, 0)
+    failed: dict[int, int] = dict.fromkeys(ARCHITECTURES, 0)
     listed = kernels()
     for kernel in listed:
         for architecture in kernel.architectures:
@@ -176,7 +199,9 @@ def main() -> None:
             except Exception as error:  # noqa: BLE001  whatever the compiler raises is what this reports
                 failed[architecture] += 1
                 summary = str(error).strip().splitlines() or [type(error).__name__]
-                sys.stderr.write(f"{kernel.operation}.{kernel.name} {dict(kernel.constants)} sm_{architecture}: {summary[-1]}\n")
+                sys.stderr.write(
+                    f"{kernel.operation}.{kernel.name} {dict(kernel.constants)} sm_{architecture}: {summary[-1]}\n"
+                )
     figures = {"kernels": len(listed)} | {f"sm_{architecture}_failed": count for architecture, count in failed.items()}
     sys.stdout.write(json.dumps(figures) + "\n")
     sys.exit(any(failed.values()))

@@ -12,7 +12,7 @@ from whalepod.kernels.mhc import triton_kernel as kernel
 from .measuring import Row, graph_us, relative_error, row
 
 S, D, OUT = 4, 5120, 24
-OPTIONS = {"rms_eps": 1e-20, "eps": 1e-6, "iterations": 20}
+RMS_EPS, EPS, ITERATIONS = 1e-20, 1e-6, 20
 
 
 def rows() -> Iterator[Row]:
@@ -25,28 +25,46 @@ def _measure(count: int) -> Iterator[Row]:
     streams = torch.randn(count, S, D, device="cuda", generator=generator).bfloat16()
     y = torch.randn(count, D, device="cuda", generator=generator).bfloat16()
     fn = torch.randn(OUT, S * D, device="cuda", generator=generator) * 0.02
-    scale, base = torch.rand(OUT, device="cuda", generator=generator), torch.randn(OUT, device="cuda", generator=generator)
+    scale, base = (
+        torch.rand(OUT, device="cuda", generator=generator),
+        torch.randn(OUT, device="cuda", generator=generator),
+    )
     given = (streams, fn, scale, base)
-    expected = reference.predict_mixes(streams.double(), fn.double(), scale.double(), base.double(), **OPTIONS)
-    mixes = Mixes(*kernel.predict_mixes(*given, **OPTIONS))
+    expected = reference.predict_mixes(
+        streams.double(), fn.double(), scale.double(), base.double(), rms_eps=RMS_EPS, eps=EPS, iterations=ITERATIONS
+    )
+    mixes = Mixes(*kernel.predict_mixes(*given, rms_eps=RMS_EPS, eps=EPS, iterations=ITERATIONS))
     error = max(relative_error(out, wanted) for out, wanted in zip(mixes, expected, strict=True))
     stream_bytes = count * S * D * 2
     yield row(
-        "mhc predict", f"{count}", graph_us(lambda: kernel.predict_mixes(*given, **OPTIONS)),
-        bytes=stream_bytes + fn.numel() * 4, flops=2 * count * OUT * S * D, error=error, peer="DeepGEMM projection alone",
+        "mhc predict",
+        f"{count}",
+        graph_us(lambda: kernel.predict_mixes(*given, rms_eps=RMS_EPS, eps=EPS, iterations=ITERATIONS)),
+        bytes=stream_bytes + fn.numel() * 4,
+        flops=2 * count * OUT * S * D,
+        error=error,
+        peer="DeepGEMM projection alone",
         peer_us=_deep_gemm_us(count),
     )
     error = relative_error(kernel.collapse(streams, mixes.pre), reference.collapse(streams.float(), mixes.pre))
     yield row(
-        "mhc collapse", f"{count}", graph_us(lambda: kernel.collapse(streams, mixes.pre)),
-        bytes=stream_bytes + count * D * 2, error=error, peer="torch",
+        "mhc collapse",
+        f"{count}",
+        graph_us(lambda: kernel.collapse(streams, mixes.pre)),
+        bytes=stream_bytes + count * D * 2,
+        error=error,
+        peer="torch",
         peer_us=graph_us(lambda: reference.collapse(streams, mixes.pre)),
     )
     expanded = reference.expand(y.float(), streams.float(), mixes)
     error = relative_error(kernel.expand(y, streams, mixes.post, mixes.comb), expanded)
     yield row(
-        "mhc expand", f"{count}", graph_us(lambda: kernel.expand(y, streams, mixes.post, mixes.comb)),
-        bytes=2 * stream_bytes + count * D * 2, error=error, peer="torch",
+        "mhc expand",
+        f"{count}",
+        graph_us(lambda: kernel.expand(y, streams, mixes.post, mixes.comb)),
+        bytes=2 * stream_bytes + count * D * 2,
+        error=error,
+        peer="torch",
         peer_us=graph_us(lambda: reference.expand(y, streams, mixes)),
     )
 

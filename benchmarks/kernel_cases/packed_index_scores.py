@@ -1,4 +1,4 @@
-"""32 index heads of 128 channels over MXFP4 keys (68 B), 6 rows of a sequence sharing them; peer: DeepGEMM on FP8 keys."""
+"""32 index heads of 128 channels over MXFP4 keys (68 B) that 6 rows of a sequence share; peer: DeepGEMM on FP8 keys."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def rows() -> Iterator[Row]:
 
 
 def problem(sequences: int, rows_each: int, group_rows: int, entries: int) -> dict[str, Any]:
-    """Arguments of `packed_index_scores`: all entries visible to a sequence's last row, one less to the one before it, …"""
+    """Arguments of `packed_index_scores`: a sequence's last row sees all entries, the one before it one less, …"""
     generator = torch.Generator("cuda").manual_seed(1)
     rows, blocks = sequences * rows_each, entries // BLOCK
     normal = torch.randn(rows, HEADS, WIDTH, device="cuda", generator=generator).bfloat16()
@@ -64,10 +64,16 @@ def _measure(shape: str, sequences: int, rows_each: int, group_rows: int, entrie
     rows = sequences * rows_each
     moved = sequences * entries * given["keys"].shape[1] + rows * entries * 4 + rows * HEADS * WIDTH * 2
     flops = rows * entries * HEADS * WIDTH * 2
-    del given
     peer, peer_us = ("DeepGEMM fp8", _deep_gemm_us(sequences, rows_each, entries)) if rows_each == 6 else (None, None)
     return row(
-        "packed_index_scores", shape, us, bytes=moved, flops=flops, flops_per_s=FP8_FLOPS, error=error, peer=peer,
+        "packed_index_scores",
+        shape,
+        us,
+        bytes=moved,
+        flops=flops,
+        flops_per_s=FP8_FLOPS,
+        error=error,
+        peer=peer,
         peer_us=peer_us,
     )
 

@@ -1,4 +1,4 @@
-"""The best 512 of a row's scores, and the best 2,048 of its blocks' maxima; peer: torch.topk, which breaks ties its own way."""
+"""The best 512 of a row's scores, and the best 2,048 of its blocks; peer: torch.topk, which breaks ties its own way."""
 
 from __future__ import annotations
 
@@ -13,8 +13,13 @@ from .measuring import Row, graph_us, row
 
 def rows() -> Iterator[Row]:
     for rows_, entries, count in (
-        (48, 65_536, 512), (48, 131_072, 512), (384, 65_536, 512), (384, 131_072, 512), (48, 16_384, 512),
-        (48, 524_288, 512), (48, 131_072, 2048),
+        (48, 65_536, 512),
+        (48, 131_072, 512),
+        (384, 65_536, 512),
+        (384, 131_072, 512),
+        (48, 16_384, 512),
+        (48, 524_288, 512),
+        (48, 131_072, 2048),
     ):
         yield _measure(rows_, entries, count)
 
@@ -30,6 +35,4 @@ def _measure(rows_: int, entries: int, count: int) -> Row:
     us = graph_us(lambda: top_entries(scores, visible, count=count))
     peer_us = graph_us(lambda: torch.topk(scores, count, dim=1, sorted=False))
     moved = rows_ * (entries + count) * 4
-    return row(
-        "top_entries", f"{rows_} × {entries} → {count}", us, bytes=moved, peer="torch.topk", peer_us=peer_us
-    )
+    return row("top_entries", f"{rows_} × {entries} → {count}", us, bytes=moved, peer="torch.topk", peer_us=peer_us)

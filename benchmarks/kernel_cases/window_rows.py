@@ -1,4 +1,4 @@
-"""Norm, rotation, FP8 packing and the write of window rows of 512 channels, in one pass; peer: the same steps in torch."""
+"""Norm, rotation, FP8 packing and the write of window rows of 512 channels, in one pass."""
 
 from __future__ import annotations
 
@@ -32,6 +32,9 @@ def _measure(count: int) -> Row:
     reference.write_window_rows(*arguments, expected, eps=1e-20)
     values, wanted = (FP8_BLOCK32.decode(records, WIDTH, torch.float32) for records in (pool, expected))
     return row(
-        "window rows", f"{count}", graph_us(lambda: write_window_rows(*arguments, pool, eps=1e-20)),
-        bytes=count * (2 * WIDTH + pool.shape[1] + 8 * PAIRS), error=relative_error(values, wanted),
+        "window rows",
+        f"{count}",
+        graph_us(lambda: write_window_rows(*arguments, pool, eps=1e-20)),
+        bytes=count * (2 * WIDTH + pool.shape[1] + 8 * PAIRS),
+        error=relative_error(values, wanted),
     )

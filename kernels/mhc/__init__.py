@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from . import reference
@@ -25,6 +26,12 @@ def predict_mixes(
     channels.
     """
     assert fn.shape == (scale.shape[0], streams.shape[1] * streams.shape[2]), (fn.shape, streams.shape)
+    if streams.is_cuda and streams.dtype == torch.bfloat16:
+        from . import triton_kernel
+
+        return Mixes(
+            *triton_kernel.predict_mixes(streams, fn, scale, base, rms_eps=rms_eps, eps=eps, iterations=iterations)
+        )
     return reference.predict_mixes(streams, fn, scale, base, rms_eps=rms_eps, eps=eps, iterations=iterations)
 
 
@@ -37,10 +44,18 @@ def split_mixes(values: Tensor, scale: Tensor, base: Tensor, *, eps: float, iter
 def collapse(streams: Tensor, weights: Tensor) -> Tensor:
     """streams [rows, S, D], weights [rows, S] -> Σ_i weights_i · stream_i [rows, D], in the dtype of `streams`."""
     assert streams.shape[:2] == weights.shape, (streams.shape, weights.shape)
+    if streams.is_cuda and streams.dtype == torch.bfloat16:
+        from . import triton_kernel
+
+        return triton_kernel.collapse(streams, weights)
     return reference.collapse(streams, weights)
 
 
 def expand(y: Tensor, streams: Tensor, mixes: Mixes) -> Tensor:
     """y [rows, D], streams [rows, S, D] -> [rows, S, D]: stream i becomes post_i · y + Σ_j comb[j, i] · stream_j."""
     assert y.shape == (streams.shape[0], streams.shape[2]), (y.shape, streams.shape)
+    if streams.is_cuda and streams.dtype == torch.bfloat16:
+        from . import triton_kernel
+
+        return triton_kernel.expand(y, streams, mixes.post, mixes.comb)
     return reference.expand(y, streams, mixes)

@@ -13,12 +13,26 @@ from torch import Tensor
 
 PROGRAMS = 264
 """Two for each processor of an H100 or H200."""
+SHAPES = ((2048, 128, 64, 8, 4), (65, 64, 128, 4, 3), (0, 16, 128, 4, 3))
+"""Tuned on H200: from that many rows on, rows of a tile, channels of a step, warps, stages."""
+PARTS_MAX = 16
+"""Parts of a sum are added one after the other."""
 
 
 @triton.jit
 def project_kernel(
-    streams, fn, products, squares, rows, width, steps,
-    OUT: tl.constexpr, OUT_BLOCK: tl.constexpr, ROWS: tl.constexpr, STEP: tl.constexpr, FAST: tl.constexpr,
+    streams,
+    fn,
+    products,
+    squares,
+    rows,
+    width,
+    steps,
+    OUT: tl.constexpr,
+    OUT_BLOCK: tl.constexpr,
+    ROWS: tl.constexpr,
+    STEP: tl.constexpr,
+    FAST: tl.constexpr,
 ):
     """Program (tile, part): Σ over the part's channels of stream · fn [ROWS, OUT] and of stream² [ROWS]."""
     part = tl.program_id(1)
@@ -30,10 +44,14 @@ def project_kernel(
         channel = step * STEP + tl.arange(0, STEP)
         x = tl.load(
             streams + row.to(tl.int64)[:, None] * width + channel[None, :],
-            mask=(row < rows)[:, None] & (channel < width)[None, :], other=0.0)
+            mask=(row < rows)[:, None] & (channel < width)[None, :],
+            other=0.0,
+        )
         weight = tl.load(
             fn + output[:, None] * width + channel[None, :],
-            mask=(output < OUT)[:, None] & (channel < width)[None, :], other=0.0)
+            mask=(output < OUT)[:, None] & (channel < width)[None, :],
+            other=0.0,
+        )
         wide = x.to(tl.float32)
         square += tl.sum(wide * wide, 1)
         if FAST:
@@ -52,7 +70,9 @@ def project_kernel(
 
 
 @triton.jit
-def _part_sums(products, square_root, scale, base, row, rows, first, parts, OUT_BLOCK: tl.constexpr, COUNT: tl.constexpr):
+def _part_sums(
+    products, square_root, scale, base, row, rows, first, parts, OUT_BLOCK: tl.constexpr, COUNT: tl.constexpr
+):
     """Coefficients first … first + COUNT - 1 of rows: parts added in their order, normalised, scaled."""
     output = first + tl.arange(0, COUNT)
     total = tl.zeros((row.shape[0], COUNT), tl.float32)
@@ -64,8 +84,22 @@ def _part_sums(products, square_root, scale, base, row, rows, first, parts, OUT_
 
 @triton.jit
 def finish_kernel(
-    products, squares, scale, base, pre, post, comb, rows, width, parts, rms_eps, eps, iterations,
-    S: tl.constexpr, OUT_BLOCK: tl.constexpr, ROWS: tl.constexpr,
+    products,
+    squares,
+    scale,
+    base,
+    pre,
+    post,
+    comb,
+    rows,
+    width,
+    parts,
+    rms_eps,
+    eps,
+    iterations,
+    S: tl.constexpr,
+    OUT_BLOCK: tl.constexpr,
+    ROWS: tl.constexpr,
 ):
     """Sigmoids of the first 2 · S coefficients, Sinkhorn of the other S · S."""
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
@@ -116,7 +150,14 @@ def expand_kernel(y, streams, post, comb, out, width, S: tl.constexpr, BLOCK: tl
 
 
 def predict_mixes(
-    streams: Tensor, fn: Tensor, scale: Tensor, base: Tensor, *, rms_eps: float, eps: float, iterations: int,
+    streams: Tensor,
+    fn: Tensor,
+    scale: Tensor,
+    base: Tensor,
+    *,
+    rms_eps: float,
+    eps: float,
+    iterations: int,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """pre [rows, S], post [rows, S], comb [rows, S, S] float32 of `whalepod.kernels.mhc.predict_mixes`."""
     rows, count, channels = streams.shape
@@ -125,20 +166,47 @@ def predict_mixes(
     comb = torch.empty(rows, count, count, dtype=torch.float32, device=device)
     if rows == 0:
         return pre, post, comb
-    tile, step = (64 if rows > 64 else 16), 128
+    tile, step, num_warps, num_stages = next(shape for rows_min, *shape in SHAPES if rows >= rows_min)
     tiles, steps = triton.cdiv(rows, tile), triton.cdiv(width, step)
-    each = triton.cdiv(steps, max(1, min(steps, PROGRAMS // tiles)))
+    each = triton.cdiv(steps, max(1, min(steps, PARTS_MAX, PROGRAMS // tiles)))
     parts = triton.cdiv(steps, each)
     block = max(16, triton.next_power_of_2(fn.shape[0]))
     products = torch.empty(parts, rows, block, dtype=torch.float32, device=device)
     squares = torch.empty(parts, rows, dtype=torch.float32, device=device)
     project_kernel[(tiles, parts)](
-        streams.contiguous(), fn, products, squares, rows, width, each, OUT=fn.shape[0], OUT_BLOCK=block, ROWS=tile,
-        STEP=step, FAST=streams.dtype == torch.bfloat16 and streams.is_cuda, num_warps=4, num_stages=4,
+        streams.contiguous(),
+        fn,
+        products,
+        squares,
+        rows,
+        width,
+        each,
+        OUT=fn.shape[0],
+        OUT_BLOCK=block,
+        ROWS=tile,
+        STEP=step,
+        FAST=streams.dtype == torch.bfloat16 and streams.is_cuda,
+        num_warps=num_warps,
+        num_stages=num_stages,
     )
-    finish_kernel[(triton.cdiv(rows, 32),)](
-        products, squares, scale, base, pre, post, comb, rows, width, parts, rms_eps, eps, iterations, S=count,
-        OUT_BLOCK=block, ROWS=32, num_warps=4,
+    finish_kernel[(triton.cdiv(rows, 8),)](
+        products,
+        squares,
+        scale,
+        base,
+        pre,
+        post,
+        comb,
+        rows,
+        width,
+        parts,
+        rms_eps,
+        eps,
+        iterations,
+        S=count,
+        OUT_BLOCK=block,
+        ROWS=8,
+        num_warps=1,
     )
     return pre, post, comb
 
@@ -160,7 +228,14 @@ def expand(y: Tensor, streams: Tensor, post: Tensor, comb: Tensor) -> Tensor:
     out = torch.empty_like(streams)
     if rows:
         expand_kernel[(rows, triton.cdiv(width, 1024))](
-            y.contiguous(), streams.contiguous(), post.contiguous(), comb.contiguous(), out, width, S=count, BLOCK=1024,
+            y.contiguous(),
+            streams.contiguous(),
+            post.contiguous(),
+            comb.contiguous(),
+            out,
+            width,
+            S=count,
+            BLOCK=1024,
             num_warps=4,
         )
     return out

@@ -46,6 +46,4 @@ def packed_index_scores(
         return reference.packed_index_scores(*arguments, entries_per_block=entries_per_block, entries_max=entries_max)
     from .triton_kernel import packed_index_scores as on_gpu
 
-    return on_gpu(
-        *arguments, entries_per_block=entries_per_block, group_rows=group_rows, entries_max=entries_max
-    )
+    return on_gpu(*arguments, entries_per_block=entries_per_block, group_rows=group_rows, entries_max=entries_max)

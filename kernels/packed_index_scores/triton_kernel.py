@@ -17,6 +17,9 @@ SPREAD_MAX = tl.constexpr(11)
 RECORD_BYTES = tl.constexpr(68)
 CODE_BYTES = tl.constexpr(64)
 
+PROGRAMS = 264
+"""As many as run at once on an H100 or H200, two a processor: a second, partial wave costs more than it gains."""
+
 TO_FP8_ASM = tl.constexpr("""
 {
 .reg .b32 select, low, high, minus;
@@ -35,8 +38,8 @@ prmt.b32 $0, low, high, 0x6420;
 prmt.b32 $1, low, high, 0x7531;
 }
 """)
-"""$2: four bytes of two E2M1 codes; $3, $7: E4M3 bytes of magnitudes 0 … 3 and 4 … 7; $11: 0x80 in every byte. The sign bit
-of a selector repeats the sign of what it selects: 0xFF out of 0x80. -> $0: even channels, $1: odd channels."""
+"""$2: four bytes of two E2M1 codes; $3, $7: E4M3 bytes of magnitudes 0 … 3 and 4 … 7; $11: 0x80 in every byte. The sign
+bit of a selector repeats the sign of what it selects: 0xFF out of 0x80. -> $0: even channels, $1: odd channels."""
 
 
 @triton.jit
@@ -48,7 +51,7 @@ def _key_places(table, tile_start, visible, ENTRIES: tl.constexpr, KEYS: tl.cons
 
 @triton.jit
 def _fp8_keys(codes, shifts, KEYS: tl.constexpr, FAST: tl.constexpr):
-    """codes int8 [KEYS, 64], shifts int32 [KEYS, 4] -> even, odd channels E4M3, times 2^(6 - shift), 0 beyond SPREAD_MAX."""
+    """codes int8 [KEYS, 64], shifts int32 [KEYS, 4] -> even, odd channels times 2^(6 - shift), as E4M3."""
     near = shifts <= SPREAD_MAX
     steps = 6 - shifts
     if FAST:
@@ -58,8 +61,13 @@ def _fp8_keys(codes, shifts, KEYS: tl.constexpr, FAST: tl.constexpr):
         large = tl.broadcast_to(large[:, :, None], (KEYS, 4, 16)).reshape(KEYS, CODE_BYTES)
         minus = tl.full((KEYS, CODE_BYTES), -2139062144, tl.int32)
         even, odd = tl.inline_asm_elementwise(
-            TO_FP8_ASM, "=r,=r,r,r,r,r,r,r,r,r,r,r,r,r,r", [codes, small, large, minus], dtype=(tl.int8, tl.int8),
-            is_pure=True, pack=4)
+            TO_FP8_ASM,
+            "=r,=r,r,r,r,r,r,r,r,r,r,r,r,r,r",
+            [codes, small, large, minus],
+            dtype=(tl.int8, tl.int8),
+            is_pure=True,
+            pack=4,
+        )
         return even.to(tl.float8e4nv, bitcast=True), odd.to(tl.float8e4nv, bitcast=True)
     else:
         scale = tl.where(near, tl.exp2(steps.to(tl.float32)), 0.0)
@@ -77,8 +85,8 @@ def _e2m1_values(codes):
 
 @triton.jit
 def _query_tile(queries, weights, row_start, row_count, ROWS: tl.constexpr, HEADS: tl.constexpr, FAST: tl.constexpr):
-    """Heads of rows -> even, odd channels [ROWS · HEADS, 64] and the heads' weights. As FP8 a head is scaled by a power of
-    two to at most 256, which its weight makes good."""
+    """Heads of rows -> even, odd channels [ROWS · HEADS, 64] and the heads' weights. A head is scaled by a power of two
+    to at most 256, which its weight makes good."""
     head = tl.arange(0, ROWS * HEADS)
     there = head < row_count * HEADS
     at = (row_start.to(tl.int64) * HEADS + head)[:, None] * 128 + 2 * tl.arange(0, 64)[None, :]
@@ -106,8 +114,21 @@ def _weighted_sums(products, weights, ROWS: tl.constexpr, HEADS: tl.constexpr, K
 
 @triton.jit
 def _score_rows(
-    keys_even, keys_odd, query_even, query_odd, weight, key_scale, scores, stride, entry, row_start, row_count, visible,
-    ROWS: tl.constexpr, HEADS: tl.constexpr, KEYS: tl.constexpr,
+    keys_even,
+    keys_odd,
+    query_even,
+    query_odd,
+    weight,
+    key_scale,
+    scores,
+    stride,
+    entry,
+    row_start,
+    row_count,
+    visible,
+    ROWS: tl.constexpr,
+    HEADS: tl.constexpr,
+    KEYS: tl.constexpr,
 ):
     products = tl.dot(keys_even, tl.trans(query_even))
     products = tl.dot(keys_odd, tl.trans(query_odd), products)
@@ -121,8 +142,22 @@ def _score_rows(
 
 @triton.jit
 def index_scores_kernel(
-    queries, weights, keys, tables, table_stride, visible, group_starts, group_counts, group_sequences, scores, stride,
-    ENTRIES: tl.constexpr, HEADS: tl.constexpr, ROWS: tl.constexpr, PARTS: tl.constexpr, KEYS: tl.constexpr,
+    queries,
+    weights,
+    keys,
+    tables,
+    table_stride,
+    visible,
+    group_starts,
+    group_counts,
+    group_sequences,
+    scores,
+    stride,
+    ENTRIES: tl.constexpr,
+    HEADS: tl.constexpr,
+    ROWS: tl.constexpr,
+    PARTS: tl.constexpr,
+    KEYS: tl.constexpr,
     FAST: tl.constexpr,
 ):
     """Program (group, part): scores of PARTS times ROWS rows of one sequence, for every so many-th tile of keys."""
@@ -133,8 +168,9 @@ def index_scores_kernel(
     evens, odds, head_weights = (), (), ()
     for part in tl.static_range(PARTS):
         query_even, query_odd, weight = _query_tile(
-            queries, weights, start + part * ROWS, tl.minimum(count - part * ROWS, ROWS), ROWS, HEADS, FAST)
-        evens, odds, head_weights = evens + (query_even,), odds + (query_odd,), head_weights + (weight,)
+            queries, weights, start + part * ROWS, tl.minimum(count - part * ROWS, ROWS), ROWS, HEADS, FAST
+        )
+        evens, odds, head_weights = evens + (query_even,), odds + (query_odd,), head_weights + (weight,)  # noqa: RUF005
     newest = tl.load(visible + start + count - 1)
     tile = tl.program_id(1)
     for tile_start in range(tile * KEYS, newest, tl.num_programs(1) * KEYS):
@@ -143,20 +179,50 @@ def index_scores_kernel(
         record = keys + place[:, None] * RECORD_BYTES
         codes = tl.load(
             record.to(tl.pointer_type(tl.int8)) + tl.multiple_of(tl.arange(0, CODE_BYTES), 4)[None, :],
-            mask=there[:, None], other=0)
+            mask=there[:, None],
+            other=0,
+        )
         scale = tl.load(record + CODE_BYTES + tl.arange(0, 4)[None, :], mask=there[:, None], other=0).to(tl.int32)
         largest = tl.max(scale, 1)
         even, odd = _fp8_keys(codes, largest[:, None] - scale, KEYS, FAST)
         key_scale = tl.maximum(largest - 6, 1) << 23
         key_scale = key_scale.to(tl.float32, bitcast=True)
         for part in tl.static_range(PARTS):
-            _score_rows(even, odd, evens[part], odds[part], head_weights[part], key_scale, scores, stride, entry,
-                        start + part * ROWS, count - part * ROWS, visible, ROWS, HEADS, KEYS)
+            _score_rows(
+                even,
+                odd,
+                evens[part],
+                odds[part],
+                head_weights[part],
+                key_scale,
+                scores,
+                stride,
+                entry,
+                start + part * ROWS,
+                count - part * ROWS,
+                visible,
+                ROWS,
+                HEADS,
+                KEYS,
+            )
 
 
 def packed_index_scores(
-    queries: Tensor, weights: Tensor, keys: Tensor, tables: Tensor, visible: Tensor, groups: Tensor, *,
-    entries_per_block: int, group_rows: int, entries_max: int, tile: int = 128, num_warps: int = 4, programs: int = 0,
+    queries: Tensor,
+    weights: Tensor,
+    keys: Tensor,
+    tables: Tensor,
+    visible: Tensor,
+    groups: Tensor,
+    *,
+    entries_per_block: int,
+    group_rows: int,
+    entries_max: int,
+    tile: int = 128,
+    num_warps: int = 4,
+    programs: int = PROGRAMS,
+    num_stages: int = 3,
+    maxnreg: int | None = None,
 ) -> Tensor:
     """As `whalepod.kernels.packed_index_scores`, for bfloat16 queries on a GPU, or anything in Triton's interpreter."""
     rows, heads, _ = queries.shape
@@ -165,10 +231,27 @@ def packed_index_scores(
         return scores
     each = min(2, group_rows)
     count = groups.shape[1]
-    parts = min(triton.cdiv(entries_max, tile), max(1, triton.cdiv(programs or 132 * 3, count)))
+    parts = min(triton.cdiv(entries_max, tile), max(1, programs // count))
     index_scores_kernel[(count, parts)](
-        queries.contiguous(), weights, keys, tables, tables.stride(0), visible, groups[0], groups[1], groups[2], scores,
-        scores.stride(0), ENTRIES=entries_per_block, HEADS=heads, ROWS=each, PARTS=triton.cdiv(group_rows, each), KEYS=tile,
-        FAST=queries.is_cuda, num_warps=num_warps, num_stages=3,
+        queries.contiguous(),
+        weights,
+        keys,
+        tables,
+        tables.stride(0),
+        visible,
+        groups[0],
+        groups[1],
+        groups[2],
+        scores,
+        scores.stride(0),
+        ENTRIES=entries_per_block,
+        HEADS=heads,
+        ROWS=each,
+        PARTS=triton.cdiv(group_rows, each),
+        KEYS=tile,
+        FAST=queries.is_cuda,
+        num_warps=num_warps,
+        num_stages=num_stages,
+        maxnreg=maxnreg,
     )
     return scores

@@ -1,7 +1,7 @@
 """Attention over packed rows for Hopper, with the work of its warps spelled out.
 
-A program takes query rows (or parts of their keys) one after the other. Eight warps fetch packed records, turn them into
-bfloat16 and put tiles of 64 keys into a ring of two; two groups of four warps, A and B, multiply:
+A program takes query rows (or parts of their keys) one after the other. Eight warps fetch packed records, turn them
+into bfloat16 and put tiles of 64 keys into a ring of two; two groups of four warps, A and B, multiply:
 
     producer   fill tile 0 ─ fill tile 1 ─ fill tile 2 ─ …
     A          scores of tile 0 ─ softmax ─ sums over tile 0 ─ sums over tile 1 ─ scores of tile 2 ─ …
@@ -50,7 +50,8 @@ def _load_fp8(records, rows, count, ROWS: gl.constexpr, HALF: gl.constexpr):
     start = rows.to(gl.int64) * BYTES
     words = gl.load(
         (records + gl.multiple_of(start, 16)[:, None]).to(gl.pointer_type(gl.int16), bitcast=True) + columns[None, :],
-        mask=(keys < count)[:, None], other=0,
+        mask=(keys < count)[:, None],
+        other=0,
     )
     groups: gl.constexpr = gl.SliceLayout(2, grouped)
     group = gl.arange(0, HALF // 16, gl.SliceLayout(0, groups))
@@ -69,12 +70,13 @@ def _unpack_fp8(words, scale_bytes):
     spread = gl.expand_dims(scales, 2).broadcast_to((ROWS, HALF // 16, 16)).reshape((ROWS, HALF))
     spread = gl.convert_layout(spread, words.type.layout, assert_trivial=True)
     return gl.inline_asm_elementwise(
-        UNPACK_FP8_ASM, "=r,=r,r,r", [words, spread], dtype=(gl.bfloat16, gl.bfloat16), is_pure=True, pack=2)
+        UNPACK_FP8_ASM, "=r,=r,r,r", [words, spread], dtype=(gl.bfloat16, gl.bfloat16), is_pure=True, pack=2
+    )
 
 
 @gluon.jit
 def _load_fp4(records, rows, count, ROWS: gl.constexpr, HALF: gl.constexpr):
-    """Raw bytes of two codes [ROWS, HALF] int8 and scale bytes [ROWS, HALF // 8] of rows; those from `count` on are 0."""
+    """Raw codes, two a byte [ROWS, HALF], and scale bytes [ROWS, HALF // 8] of rows; those from `count` on are 0."""
     flat: gl.constexpr = gl.BlockedLayout([1, 8], [1, 32], [PRODUCER_WARPS, 1], [1, 0])
     grouped: gl.constexpr = gl.BlockedLayout([1, 1, 8], [1, 32, 1], [PRODUCER_WARPS, 1, 1], [2, 1, 0])
     BYTES: gl.constexpr = HALF + HALF // 8
@@ -103,7 +105,8 @@ def _unpack_fp4(codes, scale_bytes):
     spread = gl.expand_dims(scales, 2).broadcast_to((ROWS, HALF // 8, 8)).reshape((ROWS, HALF))
     spread = gl.convert_layout(spread, codes.type.layout, assert_trivial=True)
     return gl.inline_asm_elementwise(
-        UNPACK_FP4_ASM, "=r,=r,=r,=r,r,r,r", [codes, spread], dtype=(gl.bfloat16, gl.bfloat16), is_pure=True, pack=4)
+        UNPACK_FP4_ASM, "=r,=r,=r,=r,r,r,r", [codes, spread], dtype=(gl.bfloat16, gl.bfloat16), is_pure=True, pack=4
+    )
 
 
 @gluon.jit
@@ -169,13 +172,26 @@ def _produce_chosen(
 def _prefetch(pointers, wanted):
     """Ask for the cache lines of `pointers` where `wanted`, so that fetching them later finds them in the L2 cache."""
     gl.inline_asm_elementwise(
-        "{ .reg .pred p; setp.ne.u32 p, $2, 0; @p prefetch.global.L2 [$1]; mov.u32 $0, 0; }", "=r,l,r",
-        [pointers, wanted.to(gl.int32)], dtype=gl.int32, is_pure=False, pack=1)
+        "{ .reg .pred p; setp.ne.u32 p, $2, 0; @p prefetch.global.L2 [$1]; mov.u32 $0, 0; }",
+        "=r,l,r",
+        [pointers, wanted.to(gl.int32)],
+        dtype=gl.int32,
+        is_pure=False,
+        pack=1,
+    )
 
 
 @gluon.jit
 def _prefetch_item(
-    queries, entries, chosen, chosen_stride, item, items, HEADS: gl.constexpr, HALF: gl.constexpr, CHOSEN: gl.constexpr,
+    queries,
+    entries,
+    chosen,
+    chosen_stride,
+    item,
+    items,
+    HEADS: gl.constexpr,
+    HALF: gl.constexpr,
+    CHOSEN: gl.constexpr,
     PARTS: gl.constexpr,
 ):
     """Queries and all chosen records of an item's row."""
@@ -193,8 +209,25 @@ def _prefetch_item(
 
 @gluon.jit
 def _produce(
-    queries, window, bases, positions, lowest, entries, chosen, evens, odds, filled, emptied, ring, window_rows,
-    chosen_stride, items, HEADS: gl.constexpr, HALF: gl.constexpr, CHOSEN: gl.constexpr, PARTS: gl.constexpr,
+    queries,
+    window,
+    bases,
+    positions,
+    lowest,
+    entries,
+    chosen,
+    evens,
+    odds,
+    filled,
+    emptied,
+    ring,
+    window_rows,
+    chosen_stride,
+    items,
+    HEADS: gl.constexpr,
+    HALF: gl.constexpr,
+    CHOSEN: gl.constexpr,
+    PARTS: gl.constexpr,
 ):
     turn = gl.program_id(0) * 0
     for item in range(gl.program_id(0), items, gl.num_programs(0)):
@@ -206,7 +239,8 @@ def _produce(
         if item < gl.num_programs(0):
             _prefetch_item(queries, entries, chosen, chosen_stride, item, items, HEADS, HALF, CHOSEN, PARTS)
         window_tiles, entry_count, pair_start, pair_end = _extent(
-            chosen_row, first, position, item % PARTS, CHOSEN, PARTS)
+            chosen_row, first, position, item % PARTS, CHOSEN, PARTS
+        )
         window_end = 2 * pair_end
         if CHOSEN > 0:
             window_end = gl.minimum(window_end, window_tiles)
@@ -215,12 +249,23 @@ def _produce(
             _produce_window(evens, odds, filled, emptied, window, base, ring, at, position + 1 - at, turn, HALF)
             turn += 1
         _prefetch_item(
-            queries, entries, chosen, chosen_stride, item + gl.num_programs(0), items, HEADS, HALF, CHOSEN, PARTS)
+            queries, entries, chosen, chosen_stride, item + gl.num_programs(0), items, HEADS, HALF, CHOSEN, PARTS
+        )
         if CHOSEN > 0:
             start = gl.maximum(2 * pair_start, window_tiles)
             turn = _produce_chosen(
-                evens, odds, filled, emptied, entries, chosen_row, entry_count, start - window_tiles,
-                2 * pair_end - window_tiles, turn, HALF)
+                evens,
+                odds,
+                filled,
+                emptied,
+                entries,
+                chosen_row,
+                entry_count,
+                start - window_tiles,
+                2 * pair_end - window_tiles,
+                turn,
+                HALF,
+            )
 
 
 @gluon.jit
@@ -262,9 +307,36 @@ def _add_tile(out_even, out_odd, weights, even, odd, before, after, QUARTER: gl.
 
 @gluon.jit
 def _consume(
-    queries, positions, lowest, chosen, sink, cos, sin, out, part_out, part_stats, query, evens, odds, weights, maxima,
-    ready, summed, filled, emptied, scored, read, logit_scale, window_rows, chosen_stride, items,
-    HEADS: gl.constexpr, HALF: gl.constexpr, PAIRS: gl.constexpr, CHOSEN: gl.constexpr, PARTS: gl.constexpr,
+    queries,
+    positions,
+    lowest,
+    chosen,
+    sink,
+    cos,
+    sin,
+    out,
+    part_out,
+    part_stats,
+    query,
+    evens,
+    odds,
+    weights,
+    maxima,
+    ready,
+    summed,
+    filled,
+    emptied,
+    scored,
+    read,
+    logit_scale,
+    window_rows,
+    chosen_stride,
+    items,
+    HEADS: gl.constexpr,
+    HALF: gl.constexpr,
+    PAIRS: gl.constexpr,
+    CHOSEN: gl.constexpr,
+    PARTS: gl.constexpr,
     ME: gl.constexpr,
 ):
     """Group ME: scores tiles 2i + ME and sums its half of the channels over all tiles.
@@ -290,11 +362,14 @@ def _consume(
         position = gl.load(positions + row)
         first = gl.maximum(position - window_rows + 1, gl.load(lowest + row))
         window_tiles, entry_count, pair_start, pair_end = _extent(
-            chosen + row.to(gl.int64) * chosen_stride, first, position, item % PARTS, CHOSEN, PARTS)
+            chosen + row.to(gl.int64) * chosen_stride, first, position, item % PARTS, CHOSEN, PARTS
+        )
         query.index(0).slice(ME * (HEADS // 2), HEADS // 2, 0).store(
-            (words & 0xFFFF).to(gl.uint16).to(gl.bfloat16, bitcast=True))
+            (words & 0xFFFF).to(gl.uint16).to(gl.bfloat16, bitcast=True)
+        )
         query.index(1).slice(ME * (HEADS // 2), HEADS // 2, 0).store(
-            (words >> 16).to(gl.uint16).to(gl.bfloat16, bitcast=True))
+            (words >> 16).to(gl.uint16).to(gl.bfloat16, bitcast=True)
+        )
         fence_async_shared()
         mbarrier.arrive(ready, count=1)
 
@@ -316,7 +391,8 @@ def _consume(
             count = gl.where(tile < window_tiles, in_window, entry_count - (tile - window_tiles) * KEYS)
             # Known places would be hoisted as a hundred registers of operand descriptors.
             unknown_0 = gl.inline_asm_elementwise(
-                "shr.u32 $0, $1, 31;", "=r,r", [pair], dtype=gl.int32, is_pure=False, pack=1)
+                "shr.u32 $0, $1, 31;", "=r,r", [pair], dtype=gl.int32, is_pure=False, pack=1
+            )
             own = ME + unknown_0
             theirs = OTHER + unknown_0
             mbarrier.wait(filled.index(ME), phase)
@@ -337,29 +413,47 @@ def _consume(
             operand = gl.convert_layout(rounded, gl.DotOperandLayout(0, wide, 2))
             if ME == 0:
                 out_even, out_odd = _add_tile(
-                    out_even, out_odd, operand, evens.index(own), odds.index(own), highest, after, QUARTER, ME)
+                    out_even, out_odd, operand, evens.index(own), odds.index(own), highest, after, QUARTER, ME
+                )
                 mbarrier.arrive(emptied.index(ME), count=1)
                 mbarrier.wait(scored.index(OTHER), phase)
                 highest = maxima.index(OTHER).load(by_head)
                 total = total * gl.exp2(after - highest)
                 out_even, out_odd = _add_tile(
-                    out_even, out_odd, weights.index(theirs), evens.index(theirs), odds.index(theirs), after, highest,
-                    QUARTER, ME)
+                    out_even,
+                    out_odd,
+                    weights.index(theirs),
+                    evens.index(theirs),
+                    odds.index(theirs),
+                    after,
+                    highest,
+                    QUARTER,
+                    ME,
+                )
                 mbarrier.arrive(emptied.index(OTHER), count=1)
                 mbarrier.arrive(read.index(OTHER), count=1)
             else:
                 out_even, out_odd = _add_tile(
-                    out_even, out_odd, weights.index(theirs), evens.index(theirs), odds.index(theirs), highest, before,
-                    QUARTER, ME)
+                    out_even,
+                    out_odd,
+                    weights.index(theirs),
+                    evens.index(theirs),
+                    odds.index(theirs),
+                    highest,
+                    before,
+                    QUARTER,
+                    ME,
+                )
                 mbarrier.arrive(emptied.index(OTHER), count=1)
                 mbarrier.arrive(read.index(OTHER), count=1)
                 out_even, out_odd = _add_tile(
-                    out_even, out_odd, operand, evens.index(own), odds.index(own), before, after, QUARTER, ME)
+                    out_even, out_odd, operand, evens.index(own), odds.index(own), before, after, QUARTER, ME
+                )
                 mbarrier.arrive(emptied.index(ME), count=1)
                 highest = after
 
-        # The sums take the place of the maxima, once the other group has read the last. Past the barrier both groups are
-        # done with the queries, too.
+        # The sums take the place of the maxima, once the other group has read the last. Past the barrier both groups
+        # are done with the queries, too.
         mbarrier.wait(read.index(ME), (turn & 1) ^ 1)
         maxima.index(ME).store(total)
         mbarrier.arrive(summed, count=1)
@@ -389,7 +483,7 @@ def _write_turned(
     heads = gl.arange(0, HEADS, gl.SliceLayout(1, wide))
     columns = ME * QUARTER + gl.arange(0, QUARTER, gl.SliceLayout(0, wide))
     # Without keys and without a sink the sum is 0, and so is the output.
-    scale = gl.convert_layout(2.0 ** SHIFT / gl.where(total > 0, total, 1.0), gl.SliceLayout(1, wide))[:, None]
+    scale = gl.convert_layout(2.0**SHIFT / gl.where(total > 0, total, 1.0), gl.SliceLayout(1, wide))[:, None]
     even = even * scale
     odd = odd * scale
     pair = columns - (HALF - PAIRS)
@@ -406,9 +500,29 @@ def _write_turned(
 
 @gluon.jit
 def sparse_attention_kernel(
-    queries, window, bases, positions, lowest, entries, chosen, sink, cos, sin, out, part_out, part_stats,
-    logit_scale, ring, window_rows, chosen_stride, items,
-    HEADS: gl.constexpr, HALF: gl.constexpr, PAIRS: gl.constexpr, CHOSEN: gl.constexpr, PARTS: gl.constexpr,
+    queries,
+    window,
+    bases,
+    positions,
+    lowest,
+    entries,
+    chosen,
+    sink,
+    cos,
+    sin,
+    out,
+    part_out,
+    part_stats,
+    logit_scale,
+    ring,
+    window_rows,
+    chosen_stride,
+    items,
+    HEADS: gl.constexpr,
+    HALF: gl.constexpr,
+    PAIRS: gl.constexpr,
+    CHOSEN: gl.constexpr,
+    PARTS: gl.constexpr,
 ):
     operand: gl.constexpr = gl.NVMMASharedLayout(128, 16, 2)
     vector: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
@@ -433,15 +547,102 @@ def sparse_attention_kernel(
     fence_async_shared()
     gl.warp_specialize(
         [
-            (_produce, (queries, window, bases, positions, lowest, entries, chosen, evens, odds,
-                        filled, emptied,
-                        ring, window_rows, chosen_stride, items, HEADS, HALF, CHOSEN, PARTS)),
-            (_consume, (queries, positions, lowest, chosen, sink, cos, sin, out, part_out, part_stats, query, evens,
-                        odds, weights, maxima, ready, summed, filled, emptied, scored, read, logit_scale,
-                        window_rows, chosen_stride, items, HEADS, HALF, PAIRS, CHOSEN, PARTS, gl.constexpr(0))),
-            (_consume, (queries, positions, lowest, chosen, sink, cos, sin, out, part_out, part_stats, query, evens,
-                        odds, weights, maxima, ready, summed, filled, emptied, scored, read, logit_scale,
-                        window_rows, chosen_stride, items, HEADS, HALF, PAIRS, CHOSEN, PARTS, gl.constexpr(1))),
+            (
+                _produce,
+                (
+                    queries,
+                    window,
+                    bases,
+                    positions,
+                    lowest,
+                    entries,
+                    chosen,
+                    evens,
+                    odds,
+                    filled,
+                    emptied,
+                    ring,
+                    window_rows,
+                    chosen_stride,
+                    items,
+                    HEADS,
+                    HALF,
+                    CHOSEN,
+                    PARTS,
+                ),
+            ),
+            (
+                _consume,
+                (
+                    queries,
+                    positions,
+                    lowest,
+                    chosen,
+                    sink,
+                    cos,
+                    sin,
+                    out,
+                    part_out,
+                    part_stats,
+                    query,
+                    evens,
+                    odds,
+                    weights,
+                    maxima,
+                    ready,
+                    summed,
+                    filled,
+                    emptied,
+                    scored,
+                    read,
+                    logit_scale,
+                    window_rows,
+                    chosen_stride,
+                    items,
+                    HEADS,
+                    HALF,
+                    PAIRS,
+                    CHOSEN,
+                    PARTS,
+                    gl.constexpr(0),
+                ),
+            ),
+            (
+                _consume,
+                (
+                    queries,
+                    positions,
+                    lowest,
+                    chosen,
+                    sink,
+                    cos,
+                    sin,
+                    out,
+                    part_out,
+                    part_stats,
+                    query,
+                    evens,
+                    odds,
+                    weights,
+                    maxima,
+                    ready,
+                    summed,
+                    filled,
+                    emptied,
+                    scored,
+                    read,
+                    logit_scale,
+                    window_rows,
+                    chosen_stride,
+                    items,
+                    HEADS,
+                    HALF,
+                    PAIRS,
+                    CHOSEN,
+                    PARTS,
+                    gl.constexpr(1),
+                ),
+            ),
         ],
         [4, 4],
         [CONSUMER_REGISTERS, CONSUMER_REGISTERS],

@@ -13,8 +13,9 @@ __all__ = ["top_entries"]
 
 
 def top_entries(scores: Tensor, visible: Tensor, *, count: int) -> Tensor:
-    """scores [rows, entries], visible [rows] int32 -> [rows, count] int32: the best of entries 0 … visible - 1 of each row,
-    ascending, then -1. Ties go to the lower entry; +0 and -0 tie. Scores from visible on may be anything, none is NaN."""
+    """scores [rows, entries], visible [rows] int32 -> [rows, count] int32: the best of entries 0 … visible - 1 of each
+    row, ascending, then -1. Ties go to the lower entry; +0 and -0 tie. Scores from visible on may be anything; no score
+    is NaN."""
     assert visible.shape == scores.shape[:1], (scores.shape, visible.shape)
     if not scores.is_cuda:
         return reference.top_entries(scores, visible, count=count)

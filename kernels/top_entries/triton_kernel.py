@@ -5,8 +5,8 @@
     collect     keeps the scores that are not below the bound, out of the groups whose best is not
     finish      one program a row finds the exact score among what was kept, breaks ties by index, and sorts
 
-If more is kept than its buffer holds (scores that are nearly all equal), the last step searches the row itself: slow, and
-as exact.
+If more is kept than its buffer holds (scores that are nearly all equal), the last step searches the row itself: slow,
+and as exact.
 """
 
 from __future__ import annotations
@@ -63,26 +63,60 @@ def bound_kernel(maxima, groups, bounds, kept_counts, COUNT: tl.constexpr, GROUP
 
 @triton.jit
 def collect_kernel(
-    scores, stride, visible, maxima, groups, bounds, kept_counts, kept_orders, kept_entries, CAPACITY: tl.constexpr,
-    GROUP: tl.constexpr, CHUNK: tl.constexpr,
+    scores,
+    stride,
+    visible,
+    maxima,
+    groups,
+    bounds,
+    kept_counts,
+    kept_orders,
+    kept_entries,
+    good_groups,
+    CAPACITY: tl.constexpr,
+    GROUP: tl.constexpr,
+    CHUNK: tl.constexpr,
+    TILE: tl.constexpr,
 ):
+    """Program (row, part) lists which of its CHUNK groups reach the bound, then reads those, TILE at a time."""
     row = tl.program_id(0)
-    group = tl.program_id(1) * CHUNK + tl.arange(0, CHUNK)
+    first = tl.program_id(1) * CHUNK
+    group = first + tl.arange(0, CHUNK)
     bound = tl.load(bounds + row)
     best = tl.load(maxima + row.to(tl.int64) * groups + group, mask=group < groups, other=NOTHING)
-    entry = group[:, None] * GROUP + tl.arange(0, GROUP)[None, :]
-    there = (entry < tl.load(visible + row)) & (best >= bound)[:, None]
-    order = _ordered(tl.load(scores + row.to(tl.int64) * stride + entry, mask=there, other=0.0))
-    kept = there & (order >= bound)
-    place = tl.atomic_add(kept_counts + row + tl.zeros_like(entry), 1, mask=kept, sem="relaxed")
-    kept = kept & (place < CAPACITY)
-    tl.store(kept_orders + row * CAPACITY + place, order, mask=kept)
-    tl.store(kept_entries + row * CAPACITY + place, entry, mask=kept)
+    good = (best >= bound) & (best > NOTHING)
+    listed = good_groups + row.to(tl.int64) * groups + first
+    tl.store(listed + tl.cumsum(good.to(tl.int32), 0) - 1, group, mask=good)
+    tl.debug_barrier()
+    number = tl.sum(good.to(tl.int32), 0)
+    seen = tl.load(visible + row)
+    for start in range(0, number, TILE):
+        slot = start + tl.arange(0, TILE)
+        wanted = tl.load(listed + slot, mask=slot < number, other=0)
+        entry = wanted[:, None] * GROUP + tl.arange(0, GROUP)[None, :]
+        there = (slot < number)[:, None] & (entry < seen)
+        order = _ordered(tl.load(scores + row.to(tl.int64) * stride + entry, mask=there, other=0.0))
+        kept = there & (order >= bound)
+        # One place in the buffer for all that a tile keeps; within it in order.
+        each = tl.sum(kept.to(tl.int32), 1)
+        place = tl.atomic_add(kept_counts + row, tl.sum(each, 0), sem="relaxed")
+        place = place + (tl.cumsum(each, 0) - each)[:, None] + tl.cumsum(kept.to(tl.int32), 1) - 1
+        kept = kept & (place < CAPACITY)
+        tl.store(kept_orders + row * CAPACITY + place, order, mask=kept)
+        tl.store(kept_entries + row * CAPACITY + place, entry, mask=kept)
 
 
 @triton.jit
 def finish_kernel(
-    scores, stride, visible, kept_counts, kept_orders, kept_entries, out, COUNT: tl.constexpr, CAPACITY: tl.constexpr,
+    scores,
+    stride,
+    visible,
+    kept_counts,
+    kept_orders,
+    kept_entries,
+    out,
+    COUNT: tl.constexpr,
+    CAPACITY: tl.constexpr,
     CHUNK: tl.constexpr,
 ):
     row = tl.program_id(0)
@@ -152,7 +186,9 @@ def _search_row(scores, seen, target, COUNT: tl.constexpr, CHUNK: tl.constexpr):
         written += tl.sum(chosen.to(tl.int32), 0)
 
 
-def top_entries(scores: Tensor, visible: Tensor, *, count: int, capacity: int | None = None, chunk: int = 4096) -> Tensor:
+def top_entries(
+    scores: Tensor, visible: Tensor, *, count: int, capacity: int | None = None, chunk: int = 2048, num_warps: int = 8
+) -> Tensor:
     """As `whalepod.kernels.top_entries`, on a GPU, or in Triton's interpreter; `count` a power of two."""
     rows, entries = scores.shape
     out = torch.empty(rows, count, dtype=torch.int32, device=scores.device)
@@ -162,22 +198,45 @@ def top_entries(scores: Tensor, visible: Tensor, *, count: int, capacity: int | 
     group = group_entries(entries, count=count)
     groups = triton.cdiv(entries, group)
     lanes, chunk = chunk, max(1, chunk // group)
-    words = torch.empty(rows * (groups + 2), dtype=torch.int32, device=scores.device)
-    bounds, kept_counts, maxima = words[:rows], words[rows : 2 * rows], words[2 * rows :]
+    words = torch.empty(2 * rows * (groups + 1), dtype=torch.int32, device=scores.device)
+    bounds, kept_counts, maxima, good_groups = words.split([rows, rows, rows * groups, rows * groups])
     kept = torch.empty(2, rows, capacity, dtype=torch.int32, device=scores.device)
-    grid = (rows, triton.cdiv(groups, chunk))
     stride = scores.stride(0)
-    maxima_kernel[grid](scores, stride, visible, maxima, groups, GROUP=group, CHUNK=chunk, num_warps=4)
-    bound_kernel[(rows,)](
-        maxima, groups, bounds, kept_counts, COUNT=count, GROUPS=triton.next_power_of_2(groups), num_warps=8
+    maxima_kernel[(rows, triton.cdiv(groups, chunk))](
+        scores, stride, visible, maxima, groups, GROUP=group, CHUNK=chunk, num_warps=4
     )
-    collect_kernel[grid](
-        scores, stride, visible, maxima, groups, bounds, kept_counts, kept[0], kept[1], CAPACITY=capacity, GROUP=group,
-        CHUNK=chunk, num_warps=4,
+    bound_kernel[(rows,)](
+        maxima, groups, bounds, kept_counts, COUNT=count, GROUPS=triton.next_power_of_2(groups), num_warps=num_warps
+    )
+    collect_kernel[(rows, triton.cdiv(groups, lanes // 2))](
+        scores,
+        stride,
+        visible,
+        maxima,
+        groups,
+        bounds,
+        kept_counts,
+        kept[0],
+        kept[1],
+        good_groups,
+        CAPACITY=capacity,
+        GROUP=group,
+        CHUNK=lanes // 2,
+        TILE=max(1, min(lanes // 2, 2048 // group)),
+        num_warps=4,
     )
     finish_kernel[(rows,)](
-        scores, stride, visible, kept_counts, kept[0], kept[1], out, COUNT=count, CAPACITY=capacity, CHUNK=lanes,
-        num_warps=8,
+        scores,
+        stride,
+        visible,
+        kept_counts,
+        kept[0],
+        kept[1],
+        out,
+        COUNT=count,
+        CAPACITY=capacity,
+        CHUNK=lanes,
+        num_warps=num_warps,
     )
     return out
 

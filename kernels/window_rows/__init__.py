@@ -16,8 +16,8 @@ def write_window_rows(
 ) -> None:
     """Normalise rows [count, width], turn their last 2 · pairs channels, and write them as `FP8_BLOCK32` records.
 
-    weight [width]; cos, sin [count, pairs] float32; destinations [count] int32, rows of `pool` [.., record_bytes] uint8 that
-    are all different, or -1 for a row that is not written.
+    weight [width]; cos, sin [count, pairs] float32; destinations [count] int32, rows of `pool` [.., record_bytes] uint8
+    that are all different, or -1 for a row that is not written.
     """
     count, width = rows.shape
     assert pool.shape[1] == FP8_BLOCK32.record_bytes(width) and destinations.shape == (count,), (pool.shape, rows.shape)

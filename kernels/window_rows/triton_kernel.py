@@ -31,9 +31,7 @@ def _e4m3_bytes(x):
 
 
 @triton.jit
-def window_rows_kernel(
-    rows, weight, cos, sin, destinations, pool, eps, PAIRS: tl.constexpr, WIDTH: tl.constexpr
-):
+def window_rows_kernel(rows, weight, cos, sin, destinations, pool, eps, PAIRS: tl.constexpr, WIDTH: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     target = tl.load(destinations + row)
     if target >= 0:

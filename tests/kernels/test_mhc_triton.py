@@ -19,19 +19,21 @@ def test_predicted_mixes_match(rows: int, channels: int) -> None:
     streams = torch.randn(rows, 4, channels, generator=generator).bfloat16()
     fn = torch.randn(24, 4 * channels, generator=generator) * 0.1
     scale, base = torch.rand(24, generator=generator), torch.randn(24, generator=generator)
-    options = {"rms_eps": 1e-20, "eps": 1e-6, "iterations": 20}
-    expected = reference.predict_mixes(streams, fn, scale, base, **options)
-    for out, wanted in zip(triton_kernel.predict_mixes(streams, fn, scale, base, **options), expected, strict=True):
+    expected = reference.predict_mixes(streams, fn, scale, base, rms_eps=1e-20, eps=1e-6, iterations=20)
+    for out, wanted in zip(
+        triton_kernel.predict_mixes(streams, fn, scale, base, rms_eps=1e-20, eps=1e-6, iterations=20),
+        expected,
+        strict=True,
+    ):
         torch.testing.assert_close(out, wanted, rtol=2e-5, atol=2e-5)
 
 
 def test_a_row_of_zeros_has_finite_mixes() -> None:
     zeros = torch.zeros(2, 4, 32, dtype=torch.bfloat16)
     fn, ones = torch.ones(24, 128), torch.ones(24)
-    options = {"rms_eps": 1e-20, "eps": 1e-6, "iterations": 20}
     for out, wanted in zip(
-        triton_kernel.predict_mixes(zeros, fn, ones, ones, **options),
-        reference.predict_mixes(zeros, fn, ones, ones, **options),
+        triton_kernel.predict_mixes(zeros, fn, ones, ones, rms_eps=1e-20, eps=1e-6, iterations=20),
+        reference.predict_mixes(zeros, fn, ones, ones, rms_eps=1e-20, eps=1e-6, iterations=20),
         strict=True,
     ):
         torch.testing.assert_close(out, wanted)
@@ -44,7 +46,9 @@ def test_collapse_and_expand_match(dtype: torch.dtype) -> None:
     y = torch.randn(3, 1030, generator=generator).to(dtype)
     pre, post = torch.rand(3, 4, generator=generator), torch.rand(3, 4, generator=generator)
     comb = torch.rand(3, 4, 4, generator=generator)
-    close = {"rtol": 8e-3 if dtype == torch.bfloat16 else 1e-6, "atol": 1e-6}
-    torch.testing.assert_close(triton_kernel.collapse(streams, pre), reference.collapse(streams, pre), **close)
+    rtol = 8e-3 if dtype == torch.bfloat16 else 1e-6
+    torch.testing.assert_close(
+        triton_kernel.collapse(streams, pre), reference.collapse(streams, pre), rtol=rtol, atol=1e-6
+    )
     expected = reference.expand(y, streams, Mixes(pre, post, comb))
-    torch.testing.assert_close(triton_kernel.expand(y, streams, post, comb), expected, **close)
+    torch.testing.assert_close(triton_kernel.expand(y, streams, post, comb), expected, rtol=rtol, atol=1e-6)

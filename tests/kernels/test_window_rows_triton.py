@@ -32,7 +32,7 @@ def test_records_match_and_other_rows_stay(dtype: torch.dtype, size: float) -> N
     untouched = [1, 2, 4, 6, 8]
     assert torch.equal(ours[untouched], before[untouched])
     decoded, expected = (FP8_BLOCK32.decode(pool, width, torch.float32) for pool in (ours, theirs))
-    # One unit of the input's dtype may carry a value across a rounding boundary of its code, which is 1/8 of it at most.
+    # One unit of the input's dtype may carry a value across a rounding boundary of its code: 1/8 of it at most.
     off = (decoded - expected).abs() > 1e-6 * expected.abs()
     assert off.float().mean() < 0.01
     assert ((decoded - expected).abs() <= 0.126 * expected.abs() + 1e-9).all()
