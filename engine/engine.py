@@ -7,7 +7,6 @@ step():  expire ▶ admit ▶ restore ▶ plan ▶ preempt ▶ run ▶ commit �
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Ordered
 from dataclasses import replace
@@ -46,15 +45,13 @@ from .publishing import Publisher
 from .rank_model import RankModel
 from .restore import RestorePlan
 from .restoring import Restorer
-from .runner import Runner
+from .runner import RowResult, Runner, StepRunner, run_isolated
 from .sampling import Sampler, noise_key
 from .scheduler import PlannedRows, Scheduler, step_limits
 from .sequence import Leaving, Sequence
 from .state_image import StateImage
 from .state_store import Answer, Loaded, RoomFreed, StateStore
 from .transfers import Transfers
-
-log = logging.getLogger(__name__)
 
 OUTCOMES: Mapping[FinishReason, Outcome] = {
     FinishReason.STOP: Outcome.STOP,
@@ -64,9 +61,6 @@ OUTCOMES: Mapping[FinishReason, Outcome] = {
 }
 
 Delivery = Answer | GrammarReady
-
-RowResult = NDArray[np.float32] | None | Exception
-"""Logits of a planned chunk's last row, None if it needs none, or what computing it raised."""
 
 
 class Engine:
@@ -80,9 +74,13 @@ class Engine:
         *,
         store: StateStore | None,
         deliver: Callable[[Delivery], None],
+        instrument: Callable[[StepRunner], StepRunner] | None = None,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
-        """Allocates the caches. Raises ConfigError if the memory plan or a limit does not fit the model."""
+        """Allocates the caches. `instrument` puts something between the engine and its network.
+
+        Raises ConfigError if the memory plan or a limit does not fit the model.
+        """
         config, boundaries = model.config, model.boundaries
         self.memory: MemoryPlan = plan_memory(model, options)
         self.checks = RequestChecks(
@@ -107,7 +105,8 @@ class Engine:
                 deliver=deliver,
                 clock=clock,
             )
-        self._runner = Runner(model.network, caches)
+        runner = Runner(model.network, caches)
+        self._runner: StepRunner = runner if instrument is None else instrument(runner)
         self._restorer = Restorer(
             image=image, pool=pool, boundaries=boundaries, transfers=self.transfers, options=options
         )
@@ -128,6 +127,8 @@ class Engine:
         )
         self.step_work = StepWork()
         """What the last step computed; the caller has the clock."""
+        self.preempted = 0
+        """How often a request had to give up what it held."""
         self._sequences: dict[RequestId, Sequence] = {}
         self._arrivals = 0
         self._events: list[StepEvent] = []
@@ -272,7 +273,7 @@ class Engine:
             self._preempt(victim)
         self._scheduler.apply_rows(plan)
         self.step_work = plan.work
-        for planned, result in zip(plan.rows, self._run(plan.rows), strict=True):
+        for planned, result in zip(plan.rows, run_isolated(self._runner, plan.rows), strict=True):
             self._commit(planned, result)
         events, self._events = self._events, []
         return events
@@ -302,25 +303,11 @@ class Engine:
             self._rows_done(sequence, None)
 
     def _preempt(self, victim: Sequence) -> None:
+        self.preempted += 1
         if victim.phase is not Phase.LOADING:
             self._publisher.park(victim)
         self._publisher.let_go(victim)
         self._scheduler.apply_preemption(victim)
-
-    def _run(self, rows: Ordered[PlannedRows]) -> list[RowResult]:
-        """Logits, or an error for exactly those sequences whose rows cannot be computed."""
-        if not rows:
-            return []
-        try:
-            return [*self._runner.run(rows)]
-        except AssertionError:
-            raise  # a broken invariant stops the rank
-        except Exception as error:
-            if len(rows) == 1:
-                log.exception("the rows of a request cannot be computed")
-                return [error]
-        log.warning("a step failed, each of its requests runs alone", extra={"requests": len(rows)})
-        return [result for planned in rows for result in self._run([planned])]
 
     def _commit(self, planned: PlannedRows, result: RowResult) -> None:
         sequence = planned.sequence

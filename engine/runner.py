@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence as Ordered
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,6 +15,18 @@ from whalepod.model.config import ModelConfig
 from whalepod.model.network import Network
 
 from .scheduler import PlannedRows
+
+
+log = logging.getLogger(__name__)
+
+RowResult = NDArray[np.float32] | None | Exception
+"""Logits of a planned chunk's last row, None if it needs none, or what computing it raised."""
+
+
+class StepRunner(Protocol):
+    """Computes the rows of a step: the network, or what stands in for it."""
+
+    def run(self, rows: Ordered[PlannedRows]) -> list[NDArray[np.float32] | None]: ...
 
 
 class Runner:
@@ -27,6 +41,22 @@ class Runner:
         segments = [segment_of(planned, self._network.config) for planned in rows]
         logits = iter(self._network.forward(segments, self._caches).float().numpy())
         return [next(logits) if segment.logits_start is not None else None for segment in segments]
+
+
+def run_isolated(runner: StepRunner, rows: Ordered[PlannedRows]) -> list[RowResult]:
+    """Logits, or an error for exactly those sequences whose rows cannot be computed. A broken invariant is raised."""
+    if not rows:
+        return []
+    try:
+        return [*runner.run(rows)]
+    except AssertionError:
+        raise  # it stops the rank
+    except Exception as error:
+        if len(rows) == 1:
+            log.exception("the rows of a request cannot be computed")
+            return [error]
+    log.warning("a step failed, each of its requests runs alone", extra={"requests": len(rows)})
+    return [result for planned in rows for result in run_isolated(runner, [planned])]
 
 
 def segment_of(planned: PlannedRows, config: ModelConfig) -> Segment:
