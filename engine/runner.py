@@ -16,7 +16,6 @@ from whalepod.model.network import Network
 
 from .scheduler import PlannedRows
 
-
 log = logging.getLogger(__name__)
 
 RowResult = NDArray[np.float32] | None | Exception
