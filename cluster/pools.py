@@ -103,7 +103,6 @@ class RankPools:
     def __init__(self, config: ClusterConfig, *, secret: str) -> None:
         self._config = config
         self._secret = secret
-        self._groups: list[Any] = []
         self._actors: dict[RankId, Any] = {}
         self._serving: dict[RankId, Any] = {}
 
@@ -120,7 +119,6 @@ class RankPools:
         for pool in dict.fromkeys(place.pool for place in places):
             in_pool = [place for place in places if place.pool == pool]
             group = placement_group([{"CPU": cpus[pool]}] * len(in_pool), strategy="PACK")
-            self._groups.append(group)
             for place in in_pool:
                 strategy = PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=place.index)
                 actor = actor_class.options(
@@ -145,20 +143,13 @@ class RankPools:
         return int(ray.get(self._actors[rank_id].pid.remote(), timeout=timeout_s))
 
     def stop(self, *, timeout_s: float) -> None:
-        """Ask every rank to drain, then end what is left after so long."""
-        import ray  # noqa: PLC0415
-        from ray.util.placement_group import remove_placement_group  # noqa: PLC0415
+        """Ask every rank to drain, and wait for that at most so long. Leaving Ray ends what is left.
 
+        Needs the ranks only: Ray's head may be dead.
+        """
         for actor in self._actors.values():
             actor.stop.remote()
         _wait(list(self._serving.values()), timeout_s=timeout_s)
-        for actor in self._actors.values():
-            ray.kill(actor, no_restart=True)
-        for group in self._groups:
-            remove_placement_group(group)
-        self._actors.clear()
-        self._serving.clear()
-        self._groups.clear()
 
 
 def _wait(references: list[Any], *, timeout_s: float) -> tuple[list[Any], list[Any]]:
