@@ -50,6 +50,7 @@ COMMANDS: Mapping[str, CommandEntry] = {
     "chat": CommandEntry("chat", "chat", "Talk to a running cluster."),
     "golden": CommandEntry("golden", "golden", "Compare the model with golden vectors."),
     "canary": CommandEntry("canary", "canary", "Compare a cluster with the single-process oracle, bit for bit."),
+    "kv": CommandEntry("kv", "app", "Look at the store of KV blocks, purge it, check it, or run its service."),
     "checkpoint": CommandEntry("checkpoint", "app", "Write and inspect checkpoints."),
     "doctor": CommandEntry("doctor", "doctor", "Check this machine and say what is wrong and how to fix it."),
 }

@@ -151,6 +151,9 @@ class KvSettings(_Section):
     )
     node_cache_dir: Path = Field(default=Path("/dev/shm"), description="where they are kept: a file system in memory")
     port: Port = Field(default=8300, description="gRPC port of `whalepod kv serve`")
+    tenant_quota_mib: int | None = Field(
+        default=None, ge=1, description="blocks that one tenant may have on each server; default: no limit"
+    )
     evictor: bool = Field(default=False, description="`whalepod kv serve` evicts leaf by leaf before the server must")
 
     @property

@@ -25,6 +25,7 @@ from whalepod.core.credentials import ClusterSecret
 from whalepod.core.ids import Incarnation, RankId
 
 from .liveness import HealthProber, Liveness
+from .purge_epochs import PurgeEpochs
 from .registration import RankInfo
 from .registration_store import (
     FORGET_S,
@@ -90,7 +91,7 @@ class RegistryWatcher:
         self._lost: dict[RankId, Incarnation] = {}
         self._ranks: Mapping[RankId, RankInfo] = MappingProxyType({})
         self._refused: dict[str, str] = {}
-        self._epochs: dict[str, int] = {}
+        self._epochs = PurgeEpochs()
         self._redis_ok = False
         self._task: asyncio.Task[None] | None = None
 
@@ -101,7 +102,7 @@ class RegistryWatcher:
 
     def purge_epoch(self, tenant: str) -> int:
         """Of the tenant's last purge, as of the last poll; 0: never. Never goes back, also if Redis forgets."""
-        return self._epochs.get(tenant, 0)
+        return self._epochs.of(tenant)
 
     @property
     def redis_ok(self) -> bool:
@@ -192,6 +193,7 @@ class RegistryWatcher:
         verified and compatible are known from then on, and doubted."""
         try:
             raw = await read_registrations(self._redis)
+            await self._epochs.read(self._redis)
         except (RedisError, OSError, TimeoutError) as error:
             if self._redis_ok:
                 log.warning("registry: Redis is gone (%s); keeping the last table of %d ranks", error, len(self._known))
@@ -222,13 +224,6 @@ class RegistryWatcher:
                 log.error("registry: refused %s: %s", name, reason)
         self._refused = refused
         return registered
-
-    async def _read_epochs(self) -> None:
-        found = await cast("Awaitable[dict[bytes, bytes]]", self._redis.hgetall(EPOCHS_KEY))
-        for tenant, epoch in found.items():
-            name = tenant.decode(errors="replace")
-            if epoch.isdigit():
-                self._epochs[name] = max(int(epoch), self._epochs.get(name, 0))
 
     def _publish(self, usable: dict[RankId, RankInfo]) -> None:
         changed = _identities(usable) != _identities(self._ranks)

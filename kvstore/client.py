@@ -24,6 +24,7 @@ from .held_values import HeldValues
 from .missing_keys import MissingKeys
 from .node_cache import NodeCache
 from .plain_block_headers import PlainBlockHeaders
+from .purge_watch import PurgeWatch
 from .redis_transport import RedisTransport
 from .renewals import Renewals
 from .settings import StoreSettings
@@ -93,6 +94,7 @@ class KvClient:
         self._cache = cache
         self._held = held
         self._peers: DirectPeers | None = None
+        self._watch: PurgeWatch | None = None
         self._writer: ValueWriter | None = None
         if layout is not None:
             self._mac = ValueMac(settings.mac_key) if settings.mac_key is not None else None
@@ -106,6 +108,7 @@ class KvClient:
                 threads=self._threads,
                 held=held,
             )
+            self._watch = self._watching(clock)
             store = self._batches if self._transport.shards else None
             self._reader = BlockReader(store, missing=self._missing, cache=cache)
             if direct_key is not None:
@@ -236,6 +239,8 @@ class KvClient:
 
     def close(self) -> None:
         """Idempotent."""
+        if self._watch is not None:
+            self._watch.close()
         self._executor.shutdown()
         if self._peers is not None:
             self._peers.close()
@@ -247,6 +252,18 @@ class KvClient:
     def _required_writer(self) -> ValueWriter:
         assert self._writer is not None, "a client without a layout only looks up"
         return self._writer
+
+    def _watching(self, clock: Clock) -> PurgeWatch | None:
+        """None: this process keeps no copies."""
+        if not self._transport.shards or (self._cache is None and self._held is None):
+            return None
+        return PurgeWatch(self._transport, self._forget_copies, clock=clock)
+
+    def _forget_copies(self, epoch: int) -> None:
+        if self._cache is not None:
+            self._cache.purge(epoch)
+        if self._held is not None:
+            self._held.clear()
 
     def _peer(self, address: str | None) -> Peer | None:
         return self._peers.find(address) if address and self._peers is not None else None

@@ -56,6 +56,11 @@ class HeldValues:
         with self._lock:
             return sum(self._drop(key) for key in keys)
 
+    def clear(self) -> None:
+        with self._lock:
+            self._held.clear()
+            self._bytes = 0
+
     def _drop(self, key: bytes) -> bool:
         held = self._held.pop(key, None)
         if held is not None:

@@ -5,7 +5,7 @@ body ─▶ prompt ids ─▶ FrontDoor.jobs (lengths, block hashes, lookup) ─
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, aclosing
 from dataclasses import dataclass, replace
 from hashlib import sha256
@@ -75,8 +75,11 @@ class FrontDoor:
         admission: Admission,
         lookup: PrefixLookup,
         secret: ClusterSecret,
+        purge_epoch: Callable[[str], int] = lambda _: 0,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
+        """`purge_epoch`: of a tenant's last purge."""
+        self._purge_epoch = purge_epoch
         self.model = model
         self.language = language
         self.table = table
@@ -136,7 +139,8 @@ class FrontDoor:
         assert sampling.max_tokens is not None
         self.check_fidelity(fidelity)
         self.check_length(len(prompt_ids), sampling.max_tokens, field=field)
-        salt = sharing_salt(self._secret, caller.principal, cache_salt)
+        epoch = self._purge_epoch(caller.principal.tenant)
+        salt = sharing_salt(self._secret, caller.principal, cache_salt, epoch=epoch)
         namespace = self._namespace_or_raise()
         root = chain_root(namespace, salt=salt)
         hashes = await self._block_hashes(prompt_ids, root)

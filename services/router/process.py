@@ -68,6 +68,7 @@ class RouterProcess:
             load_language(config),
             self._watcher,
             connect_store=store_connector(config, clock),
+            purge_epoch=self._watcher.purge_epoch,
             clock=clock,
         )
         self._readiness = Readiness(

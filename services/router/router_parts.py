@@ -40,6 +40,7 @@ class RouterParts:
         directory: RankDirectory,
         *,
         connect_store: Callable[[bytes], KvClient] | None,
+        purge_epoch: Callable[[str], int] = lambda _: 0,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
         router = config.router
@@ -72,6 +73,7 @@ class RouterParts:
             admission=admission,
             lookup=self._lookup,
             secret=secret,
+            purge_epoch=purge_epoch,
             clock=clock,
         )
 

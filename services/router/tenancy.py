@@ -1,9 +1,10 @@
 """Who asks, and with whom they share stored prefixes (`kvstore.md` §2.4).
 
-    salt = HMAC(cluster secret, frame("tenant") ‖ frame(tenant) [‖ frame(cache_salt)])
+    salt = HMAC(cluster secret, frame("tenant") ‖ frame(tenant) [‖ frame(cache_salt)] [‖ epoch])
 
 The tenant comes from the authenticated principal, never from the body: a client's `cache_salt` divides its own tenant
-further and reaches no other.
+further and reaches no other. The epoch is that of the tenant's last purge, 8 bytes: what was stored before is out of
+reach from then on, wherever it lies.
 """
 
 from __future__ import annotations
@@ -38,11 +39,13 @@ def principal_from_headers(headers: Mapping[str, str], *, trust_tenant_header: b
     return Principal(tenant)
 
 
-def sharing_salt(secret: ClusterSecret, principal: Principal, cache_salt: str | None) -> bytes:
+def sharing_salt(secret: ClusterSecret, principal: Principal, cache_salt: str | None, *, epoch: int = 0) -> bytes:
     """32 bytes: the sharing domain of a request. Raises InvalidFieldError on an overlong `cache_salt`."""
     domain = frame(b"tenant") + frame(principal.tenant.encode())
     if cache_salt:
         if len(cache_salt) > CACHE_SALT_CHARS_MAX:
             raise InvalidFieldError("cache_salt", f"cache_salt must have at most {CACHE_SALT_CHARS_MAX} characters")
         domain += frame(cache_salt.encode("utf-8", "surrogatepass"))
+    if epoch:
+        domain += epoch.to_bytes(8, "little")
     return secret.mac(Purpose.SALT, domain)

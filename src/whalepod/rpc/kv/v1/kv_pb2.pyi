@@ -1,6 +1,8 @@
+from google.protobuf.internal import containers as _containers
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
-from typing import ClassVar as _ClassVar, Optional as _Optional
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
@@ -9,28 +11,42 @@ class GetStatsRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class GetStatsResponse(_message.Message):
-    __slots__ = ("blocks", "block_bytes", "snapshots", "snapshot_bytes", "memory_bytes_used", "memory_bytes_max")
+    __slots__ = ("blocks", "block_bytes", "snapshots", "memory_bytes_used", "memory_bytes_max", "fragmentation", "blocks_evicted", "owners")
     BLOCKS_FIELD_NUMBER: _ClassVar[int]
     BLOCK_BYTES_FIELD_NUMBER: _ClassVar[int]
     SNAPSHOTS_FIELD_NUMBER: _ClassVar[int]
-    SNAPSHOT_BYTES_FIELD_NUMBER: _ClassVar[int]
     MEMORY_BYTES_USED_FIELD_NUMBER: _ClassVar[int]
     MEMORY_BYTES_MAX_FIELD_NUMBER: _ClassVar[int]
+    FRAGMENTATION_FIELD_NUMBER: _ClassVar[int]
+    BLOCKS_EVICTED_FIELD_NUMBER: _ClassVar[int]
+    OWNERS_FIELD_NUMBER: _ClassVar[int]
     blocks: int
     block_bytes: int
     snapshots: int
-    snapshot_bytes: int
     memory_bytes_used: int
     memory_bytes_max: int
-    def __init__(self, blocks: _Optional[int] = ..., block_bytes: _Optional[int] = ..., snapshots: _Optional[int] = ..., snapshot_bytes: _Optional[int] = ..., memory_bytes_used: _Optional[int] = ..., memory_bytes_max: _Optional[int] = ...) -> None: ...
+    fragmentation: float
+    blocks_evicted: int
+    owners: _containers.RepeatedCompositeFieldContainer[OwnerUsage]
+    def __init__(self, blocks: _Optional[int] = ..., block_bytes: _Optional[int] = ..., snapshots: _Optional[int] = ..., memory_bytes_used: _Optional[int] = ..., memory_bytes_max: _Optional[int] = ..., fragmentation: _Optional[float] = ..., blocks_evicted: _Optional[int] = ..., owners: _Optional[_Iterable[_Union[OwnerUsage, _Mapping]]] = ...) -> None: ...
+
+class OwnerUsage(_message.Message):
+    __slots__ = ("owner", "bytes")
+    OWNER_FIELD_NUMBER: _ClassVar[int]
+    BYTES_FIELD_NUMBER: _ClassVar[int]
+    owner: int
+    bytes: int
+    def __init__(self, owner: _Optional[int] = ..., bytes: _Optional[int] = ...) -> None: ...
 
 class PurgeRequest(_message.Message):
-    __slots__ = ("tenant", "namespace")
+    __slots__ = ("tenant", "namespace", "writer")
     TENANT_FIELD_NUMBER: _ClassVar[int]
     NAMESPACE_FIELD_NUMBER: _ClassVar[int]
+    WRITER_FIELD_NUMBER: _ClassVar[int]
     tenant: str
     namespace: bytes
-    def __init__(self, tenant: _Optional[str] = ..., namespace: _Optional[bytes] = ...) -> None: ...
+    writer: int
+    def __init__(self, tenant: _Optional[str] = ..., namespace: _Optional[bytes] = ..., writer: _Optional[int] = ...) -> None: ...
 
 class PurgeResponse(_message.Message):
     __slots__ = ("keys_removed",)

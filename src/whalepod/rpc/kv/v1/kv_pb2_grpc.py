@@ -59,7 +59,7 @@ class KvServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Purge(self, request, context):
-        """Removes what one tenant, or one namespace, has stored.
+        """Removes what one tenant, one namespace or one writer has stored, and puts a tenant's out of reach at once.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -1,0 +1,124 @@
+"""Counting, purging, quotas and eviction on a real server."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from tests.kvstore.conftest import OpenClient, StartServer
+from tests.kvstore.redis_server import RedisServer
+from tests.kvstore.test_store_faults import fetch, until
+from tests.kvstore.values import LAYOUT, NAMESPACE, buffers, chain, soon, to_put
+from whalepod.core.block_keys import BlockKey
+from whalepod.core.clock import SYSTEM_CLOCK
+from whalepod.kvstore.caretaker import Caretaker, owned_by
+from whalepod.kvstore.client import KvClient
+from whalepod.kvstore.faults import StoreFault
+from whalepod.kvstore.store_keys import owner_tag
+
+ONE, OTHER = owner_tag("one"), owner_tag("other")
+
+
+def caretaker(server: RedisServer, *, name: str = "test", quota_bytes: int | None = None) -> Caretaker:
+    return Caretaker([server.address], name=name, quota_bytes=quota_bytes, clock=SYSTEM_CLOCK)
+
+
+def put(client: KvClient, keys: list[BlockKey], owner: int) -> None:
+    blocks = [replace(block, owner=owner) for block in to_put(keys)]
+    assert client.put_blocks(blocks, deadline=soon()) == len(keys)
+
+
+def test_stats_tell_who_has_how_much(server: RedisServer, open_client: OpenClient) -> None:
+    client = open_client(server.address)
+    put(client, chain(700, salt=b"1"), ONE)
+    put(client, chain(3, salt=b"2"), OTHER)
+    care = caretaker(server)
+    for _ in range(2):
+        stats = care.stats()
+        size = LAYOUT.payload_bytes + 256
+        assert (stats.blocks, stats.block_bytes) == (703, 703 * size)
+        assert stats.owners == {ONE: 700 * size, OTHER: 3 * size}
+    server.call("FLUSHALL")
+    assert care.stats().blocks == 0
+    care.close()
+
+
+def test_a_purge_removes_one_owners_blocks_and_no_others(server: RedisServer, open_client: OpenClient) -> None:
+    client = open_client(server.address)
+    put(client, chain(20, salt=b"1"), ONE)
+    put(client, chain(5, salt=b"2"), OTHER)
+    server.call("SET", b"b:{0}:strange", b"not a value of ours")
+    care = caretaker(server)
+    assert care.purge(owned_by([ONE])) == 20
+    assert client.lookup(chain(20, salt=b"1"), deadline=soon()) == 0
+    assert fetch(client, chain(5, salt=b"2")) == 5
+    care.close()
+
+
+def test_blocks_can_be_purged_by_writer_and_namespace(server: RedisServer, open_client: OpenClient) -> None:
+    put(open_client(server.address, incarnation=5), chain(4, salt=b"1"), ONE)
+    put(open_client(server.address, incarnation=6), chain(4, salt=b"2"), ONE)
+    care = caretaker(server)
+    assert care.purge(lambda block: block.writer == 5) == 4
+    assert care.purge(lambda block: block.namespace == NAMESPACE) == 4
+    care.close()
+
+
+def test_who_is_over_quota_loses_the_ends_of_its_prefixes(server: RedisServer, open_client: OpenClient) -> None:
+    client = open_client(server.address)
+    size = LAYOUT.payload_bytes + 256
+    keys = chain(12, salt=b"1")
+    put(client, keys, ONE)
+    put(client, chain(3, salt=b"2"), OTHER)
+    care = caretaker(server, quota_bytes=10 * size)
+    assert care.tend(evict=False) == 2
+    assert care.tend(evict=False) == 0
+    assert client.fetch_blocks(keys, buffers(12), deadline=soon()).count == 10
+    assert fetch(client, chain(3, salt=b"2")) == 3
+    care.close()
+
+
+def test_an_almost_full_server_is_relieved_from_the_ends(start_server: StartServer, open_client: OpenClient) -> None:
+    server = start_server("--maxmemory", "8mb", "--maxmemory-policy", "volatile-ttl")
+    client = open_client(server.address)
+    number = 0
+    while server.call("INFO", "memory")["used_memory"] < 0.87 * 8 * 2**20:
+        put(client, chain(16, salt=bytes([number])), ONE)
+        number += 1
+    care = caretaker(server)
+    care._allowance[server.address] = 1000.0
+    care._keys_allowed = lambda address, keys: 1000  # type: ignore[method-assign]
+    assert care.tend(evict=False) == 0
+    removed = care.tend(evict=True)
+    assert removed > 0
+    assert until(lambda: server.call("INFO", "memory")["used_memory"] < 0.84 * 8 * 2**20, within_s=2)
+    held = [fetch(client, chain(16, salt=bytes([salt]))) for salt in range(number)]
+    assert sum(held) == 16 * number - removed
+    care.close()
+
+
+def test_one_process_at_a_time_looks_after_a_server(server: RedisServer, open_client: OpenClient) -> None:
+    put(open_client(server.address), chain(12), ONE)
+    first, second = caretaker(server, name="first", quota_bytes=1), caretaker(server, name="second", quota_bytes=1)
+    assert first.tend(evict=False) == 12
+    put(open_client(server.address), chain(12, salt=b"2"), ONE)
+    for care in (first, second):
+        care._allowance[server.address] = 100.0
+    assert second.tend(evict=False) == 0
+    server.call("DEL", "{whalepod:evictor}")
+    second._allowance[server.address] = 100.0
+    assert second.tend(evict=False) > 0
+    first.close()
+    second.close()
+
+
+def test_a_server_that_is_gone_is_said_to_be(start_server: StartServer) -> None:
+    server = start_server()
+    care = caretaker(server)
+    server.kill()
+    with pytest.raises(StoreFault):
+        care.stats()
+    server.start()
+    assert care.stats().blocks == 0
+    care.close()
