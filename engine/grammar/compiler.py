@@ -42,13 +42,13 @@ class GrammarCompiler(Generic[T]):
     def __init__(
         self,
         setup: TrialSetup,
-        finish: Callable[[str], T],
+        finish: Callable[[GrammarSpec, str], T],
         *,
         workers: int = WORKERS,
         pending_max: int = PENDING_MAX,
         cache_bytes_max: int = CACHE_BYTES_MAX,
     ) -> None:
-        """`finish` makes the result of a grammar in llguidance's words; it may raise GrammarError."""
+        """`finish` makes the result of a spec and the same in llguidance's words; it may raise GrammarError."""
         self._finish = finish
         self._pending_max = pending_max
         self._cache_bytes_max = cache_bytes_max
@@ -90,7 +90,7 @@ class GrammarCompiler(Generic[T]):
             lowered = trial.lower(spec)
         finally:
             self._idle.put(trial)
-        return self._finish(lowered)
+        return self._finish(spec, lowered)
 
     def _compiled(self, spec: GrammarSpec, future: Future[T]) -> None:
         """What failed for another reason than the grammar may succeed the next time."""
@@ -119,7 +119,7 @@ def rank_compiler(
         return Vocabulary.create(tokenizer, size=vocab_size, eos_id=eos_id)
 
     setup = TrialSetup(tokenizer.json, vocab_size, eos_id, cpu_s_max)
-    return GrammarCompiler(setup, lambda lowered: CompiledGrammar(lowered, vocabulary()))
+    return GrammarCompiler(setup, lambda spec, lowered: CompiledGrammar(spec, lowered, vocabulary()))
 
 
 def grammar_checker(
@@ -127,7 +127,7 @@ def grammar_checker(
 ) -> GrammarCompiler[None]:
     """For a router, which only wants to know whether ranks will be able to follow a grammar."""
     setup = TrialSetup(tokenizer.json, vocab_size, eos_id, cpu_s_max)
-    return GrammarCompiler(setup, lambda _: None)
+    return GrammarCompiler(setup, lambda _spec, _lowered: None)
 
 
 def _bytes_of(spec: GrammarSpec) -> int:

@@ -26,8 +26,13 @@ _UNSPOKEN = re.compile(r"[\x00-\x07\x0b\x0e-\x1f\x7f]")
 
 def adapt(source: str) -> str:
     """The schema to give to llguidance, as JSON. Raises GrammarError."""
+    return json.dumps(adapted_schema(json.loads(source)), ensure_ascii=False, separators=(",", ":"))
+
+
+def adapted_schema(schema: Json) -> Json:
+    """The same of a decoded schema."""
     try:
-        return json.dumps(_adapted(json.loads(source)), ensure_ascii=False, separators=(",", ":"))
+        return _adapted(schema)
     except RecursionError:
         raise GrammarError("the JSON schema is nested too deeply") from None
 

@@ -11,6 +11,7 @@ from .gbnf import is_gbnf, lark_of_gbnf
 from .json_schema import adapt
 from .python_regex import rust_regex
 from .spec import GrammarKind, GrammarSpec
+from .tool_calls import lark_of_tool_calls
 
 if TYPE_CHECKING:
     from llguidance._lib import JsonCompileOptions
@@ -29,8 +30,11 @@ _JSON_RULES: JsonCompileOptions = {
 }
 
 
-def lower(spec: GrammarSpec) -> str:
-    """What `LLMatcher` takes. Raises GrammarError on what our translations find; llguidance finds the rest."""
+def lower(spec: GrammarSpec, *, marker_id: int | None = None) -> str:
+    """What `LLMatcher` takes. `marker_id`: of the special token that calls tools.
+
+    Raises GrammarError on what our translations find; llguidance finds the rest.
+    """
     match spec.kind:
         case GrammarKind.REGEX:
             return LLMatcher.grammar_from_regex(rust_regex(spec.source))
@@ -40,6 +44,9 @@ def lower(spec: GrammarSpec) -> str:
             return _json('{"type":"object"}')
         case GrammarKind.EBNF:
             return LLMatcher.grammar_from_lark(lark_of_gbnf(spec.source) if is_gbnf(spec.source) else spec.source)
+        case GrammarKind.TOOL_CALLS:
+            lark = lark_of_tool_calls(spec.source, marker_id=marker_id, json_rules={**_JSON_RULES})
+            return LLMatcher.grammar_from_lark(lark)
 
 
 def _json(schema: str) -> str:

@@ -15,6 +15,7 @@ from whalepod.core.clock import thread_cpu_s
 
 from .errors import DeadEndError, GrammarError
 from .masks import MaskWords
+from .spec import GrammarKind, GrammarSpec
 from .vocabulary import Vocabulary
 
 TOKEN_CPU_S = 0.01
@@ -36,16 +37,23 @@ _LIMITS = LLParserLimits(
 class CompiledGrammar:
     """Ready to be followed by any number of requests. Immutable."""
 
-    def __init__(self, lowered: str, vocabulary: Vocabulary) -> None:
-        """Takes milliseconds, or for ever; releases the interpreter's lock meanwhile. Raises GrammarError."""
+    def __init__(self, spec: GrammarSpec, lowered: str, vocabulary: Vocabulary) -> None:
+        """`lowered`: the spec in llguidance's words. Takes milliseconds, or for ever; releases the interpreter's lock
+        meanwhile. Raises GrammarError."""
         self.vocabulary = vocabulary
+        self.spoken_words = vocabulary.text_words
+        """[words] uint32: the tokens that it may speak, apart from the end of the sequence."""
+        marker_id = vocabulary.call_marker_id
+        if spec.kind is GrammarKind.TOOL_CALLS and marker_id is not None:
+            self.spoken_words = self.spoken_words.copy()
+            self.spoken_words[marker_id // 32] |= np.uint32(1 << marker_id % 32)
         self._start = LLMatcher(vocabulary.llguidance, lowered, log_level=0, limits=_LIMITS)
         if self._start.is_error():
             raise _error_of(self._start)
 
     def matcher(self) -> Matcher:
         """At the beginning."""
-        return Matcher(self._start.deep_copy(), self.vocabulary)
+        return Matcher(self._start.deep_copy(), self)
 
 
 @dataclass(slots=True)
@@ -56,7 +64,7 @@ class Matcher:
     """
 
     _inner: LLMatcher
-    _vocabulary: Vocabulary
+    _grammar: CompiledGrammar
     _ended: bool = False
     _credit_s: float = CREDIT_CPU_S_MAX
 
@@ -79,9 +87,9 @@ class Matcher:
         started_s = thread_cpu_s()
         self._inner.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
         self._check(started_s)
-        mask &= self._vocabulary.text_words
+        mask &= self._grammar.spoken_words
         if self._inner.is_accepting():
-            mask[self._vocabulary.eos_id // 32] |= np.uint32(1 << self._vocabulary.eos_id % 32)
+            mask[self._grammar.vocabulary.eos_id // 32] |= np.uint32(1 << self._grammar.vocabulary.eos_id % 32)
         if not mask.any():
             raise DeadEndError
 
@@ -89,10 +97,10 @@ class Matcher:
         """Move on by one token. False, and no move, if it may not follow."""
         if self._ended:
             return False
-        if token_id == self._vocabulary.eos_id:
+        if token_id == self._grammar.vocabulary.eos_id:
             self._ended = self._inner.is_accepting()
             return self._ended
-        if not self._adds_text(token_id):
+        if not self._may_speak(token_id):
             return False
         self._credit_s = min(CREDIT_CPU_S_MAX, self._credit_s + TOKEN_CPU_S)
         started_s = thread_cpu_s()
@@ -116,11 +124,13 @@ class Matcher:
 
     def fork(self) -> Matcher:
         """Another one at the same place."""
-        return Matcher(self._inner.deep_copy(), self._vocabulary, self._ended, self._credit_s)
+        return Matcher(self._inner.deep_copy(), self._grammar, self._ended, self._credit_s)
 
-    def _adds_text(self, token_id: int) -> bool:
-        within = 0 <= token_id < self._vocabulary.size
-        return within and bool(self._vocabulary.text_words[token_id // 32] >> np.uint32(token_id % 32) & np.uint32(1))
+    def _may_speak(self, token_id: int) -> bool:
+        if not 0 <= token_id < self._grammar.vocabulary.size:
+            return False
+        word = self._grammar.spoken_words[token_id // 32]
+        return bool(word >> np.uint32(token_id % 32) & np.uint32(1))
 
     def _check(self, started_s: float) -> None:
         if self._inner.is_error():

@@ -23,9 +23,14 @@ class GrammarKind(Enum):
     """llguidance's Lark, or GBNF."""
     JSON_OBJECT = "json_object"
     """Any JSON object; has no source."""
+    TOOL_CALLS = "tool_calls"
+    """Calls of tools in the model's own form; the source is that of `tool_calls.py`."""
 
 
-_ALIASES: Mapping[str, GrammarKind] = {**{kind.value: kind for kind in GrammarKind}, "json": GrammarKind.JSON_SCHEMA}
+_SO_KINDS: Mapping[str, GrammarKind] = {
+    **{kind.value: kind for kind in GrammarKind if kind is not GrammarKind.TOOL_CALLS},
+    "json": GrammarKind.JSON_SCHEMA,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,9 +66,9 @@ class GrammarSpec:
         if unknown:
             raise GrammarError(f"so_args knows schema_type and schema, not {', '.join(sorted(unknown))}")
         kind = so_args.get("schema_type")
-        if not isinstance(kind, str) or kind not in _ALIASES:
-            raise GrammarError(f"schema_type must be one of {', '.join(_ALIASES)}, not {kind!r}")
-        return cls.create(_ALIASES[kind], so_args.get("schema"))
+        if not isinstance(kind, str) or kind not in _SO_KINDS:
+            raise GrammarError(f"schema_type must be one of {', '.join(_SO_KINDS)}, not {kind!r}")
+        return cls.create(_SO_KINDS[kind], so_args.get("schema"))
 
 
 def _canonical_schema(schema: object) -> str:

@@ -71,8 +71,9 @@ def _serve() -> None:
 
 def _try(request: Mapping[str, str], vocabulary: Vocabulary) -> dict[str, Any]:
     try:
-        lowered = lower(GrammarSpec(GrammarKind(request["kind"]), request["source"]))
-        walk(CompiledGrammar(lowered, vocabulary))
+        spec = GrammarSpec(GrammarKind(request["kind"]), request["source"])
+        lowered = lower(spec, marker_id=vocabulary.call_marker_id)
+        walk(CompiledGrammar(spec, lowered, vocabulary))
     except GrammarError as error:
         return {"error": str(error)}
     except (MemoryError, RecursionError):

@@ -8,7 +8,9 @@ from typing import Self
 
 import llguidance
 import numpy as np
+from deepseek_recipe import SpecialToken
 
+from whalepod.model.special_tokens import recipe_special_tokens
 from whalepod.model.tokenizer import Tokenizer
 
 from .masks import MaskWords, pack
@@ -27,6 +29,8 @@ class Vocabulary:
     eos_id: int
     text_words: MaskWords
     """[words(size)] uint32: tokens that add text. Special tokens are not among them, however they are spelled."""
+    call_marker_id: int | None
+    """Of the special token with which the model calls tools, if its tokenizer has it."""
     llguidance: llguidance.LLTokenizer
 
     @classmethod
@@ -40,6 +44,7 @@ class Vocabulary:
             size=size,
             eos_id=eos_id,
             text_words=pack(text),
+            call_marker_id=tokenizer.token_id(recipe_special_tokens().token(SpecialToken.Dsml)),
             llguidance=llguidance.LLTokenizer(wrapper, eos_token=eos_id),  # pyright: ignore[reportArgumentType]  # by shape
         )
 

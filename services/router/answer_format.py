@@ -1,10 +1,11 @@
 """What a client wants its answer to look like, in each of the ways in which it may say so.
 
-response_format (OpenAI) │ structured_outputs, guided_* (vLLM) ──▶ AnswerFormat ──▶ the request's grammar
+response_format, tool_choice, strict tools (OpenAI) │ structured_outputs, guided_* (vLLM) ──▶ AnswerFormat ──▶ grammar
 """
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -13,6 +14,7 @@ from typing import Any
 from whalepod.core.errors import InvalidFieldError
 from whalepod.engine.grammar.errors import GrammarError
 from whalepod.engine.grammar.spec import GrammarKind, GrammarSpec
+from whalepod.engine.grammar.tool_calls import tool_calls_source
 from whalepod.engine.sampling_params import SamplingParams
 
 RESPONSE_FORMAT = "response_format"
@@ -74,17 +76,36 @@ def response_format(body: Mapping[str, Any]) -> AnswerFormat | None:
             )
 
 
-def constraint_format(constraint: tuple[str, str] | None) -> AnswerFormat | None:
-    """What the prompt layer has read from a conversation's request: a kind and a schema. Raises InvalidFieldError."""
+def chat_format(constraint: tuple[str, str] | None, body: Mapping[str, Any]) -> AnswerFormat | None:
+    """What a conversation's request asks for. `constraint`: the kind and schema that the prompt layer has read in it,
+    which is of the tools if there are any. Raises InvalidFieldError."""
     match constraint:
         case ("json", ""):
-            return AnswerFormat.create(RESPONSE_FORMAT, GrammarKind.JSON_OBJECT)
+            asked = AnswerFormat.create(RESPONSE_FORMAT, GrammarKind.JSON_OBJECT)
         case ("json", schema):
-            return AnswerFormat.create(RESPONSE_FORMAT, GrammarKind.JSON_SCHEMA, schema)
+            asked = AnswerFormat.create(RESPONSE_FORMAT, GrammarKind.JSON_SCHEMA, schema)
         case ("regex", pattern):
-            return AnswerFormat.create(RESPONSE_FORMAT, GrammarKind.REGEX, pattern)
+            asked = AnswerFormat.create(RESPONSE_FORMAT, GrammarKind.REGEX, pattern)
+        case ("tool_call" | "tool_call_required" as kind, tools):
+            otherwise = only_one(response_format(body), vllm_format(body))
+            return _tool_format(json.loads(tools), opened=kind == "tool_call_required", otherwise=otherwise)
         case _:
-            return None
+            asked = None
+    return only_one(asked, vllm_format(body))
+
+
+def _tool_format(tools: list[Any], *, opened: bool, otherwise: AnswerFormat | None) -> AnswerFormat | None:
+    """`opened`: a call must come. `otherwise`: what an answer without a call looks like. None: nothing was promised."""
+    if opened:
+        return AnswerFormat.create("tool_choice", GrammarKind.TOOL_CALLS, tool_calls_source(tools, opened=True))
+    strict = any(tool["function"].get("strict") for tool in tools)
+    if otherwise is None:
+        source = tool_calls_source(tools, opened=False)
+        return AnswerFormat.create("tools", GrammarKind.TOOL_CALLS, source) if strict else None
+    if otherwise.spec.kind not in (GrammarKind.JSON_OBJECT, GrammarKind.JSON_SCHEMA):
+        raise InvalidFieldError(otherwise.field, f"{otherwise.field}: beside tools, only JSON can be asked for")
+    source = tool_calls_source(tools, opened=False, content=otherwise.spec)
+    return AnswerFormat.create(otherwise.field, GrammarKind.TOOL_CALLS, source)
 
 
 def only_one(*formats: AnswerFormat | None) -> AnswerFormat | None:

@@ -7,17 +7,14 @@ from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from whalepod.core.errors import InvalidFieldError
 from whalepod.engine.interface import Fidelity
 from whalepod.model.prompt import ChatPrompt
 
-from .answer_format import AnswerFormat, constraint_format, only_one, vllm_format
+from .answer_format import AnswerFormat, chat_format
 from .body_models import SamplingBody, ServingBody, parse_body, refuse_fields
 from .chat_choice import ChatDelta, ChatEnd, stream_chat
 from .front_door import Caller, FrontDoor
 from .merging import merge
-
-NOT_ENFORCED = "constrained output is not enforced yet"
 
 REFUSED: Mapping[str, str] = {
     "functions": "declare tools instead",
@@ -40,8 +37,6 @@ class ChatRequest:
     cache_salt: str | None
     stream: bool
     return_token_ids: bool
-    answer_format: AnswerFormat | None
-    """What fields ask for that the prompt layer does not know."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +50,6 @@ def parse_chat(body: Mapping[str, Any], front: FrontDoor, *, body_chars: int) ->
     serving = parse_body(ServingBody, body)
     front.check_model(serving.model)
     refuse_fields(body, REFUSED)
-    _refuse_strict_tools(body.get("tools"))
     return ChatRequest(
         body={**body, "model": front.model.name, "messages": _known_roles(body.get("messages"))},
         body_chars=body_chars,
@@ -65,7 +59,6 @@ def parse_chat(body: Mapping[str, Any], front: FrontDoor, *, body_chars: int) ->
         cache_salt=serving.cache_salt,
         stream=serving.stream,
         return_token_ids=serving.return_token_ids,
-        answer_format=vllm_format(body),
     )
 
 
@@ -117,20 +110,11 @@ def _known_roles(messages: object) -> object:
     ]
 
 
-def _refuse_strict_tools(tools: object) -> None:
-    for tool in tools if isinstance(tools, list) else []:
-        function = tool.get("function") if isinstance(tool, dict) else None
-        if isinstance(function, dict) and function.get("strict"):
-            raise InvalidFieldError("tools", f"strict tools are not supported: {NOT_ENFORCED}")
-
-
 async def _checked_format(
     front: FrontDoor, request: ChatRequest, prompt: ChatPrompt, caller: Caller
 ) -> AnswerFormat | None:
     """Raises InvalidFieldError if it cannot be followed."""
-    if prompt.constraint is not None and prompt.constraint[0] == "tool_call_required":
-        raise InvalidFieldError("tool_choice", f"this tool_choice is not supported: {NOT_ENFORCED}")
-    answer_format = only_one(constraint_format(prompt.constraint), request.answer_format)
+    answer_format = chat_format(prompt.constraint, request.body)
     if answer_format is not None:
         await front.language.check_format(answer_format, deadline=caller.deadline)
     return answer_format

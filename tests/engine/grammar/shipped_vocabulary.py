@@ -26,7 +26,8 @@ def vocabulary() -> Vocabulary:
 
 
 def compiled(kind: GrammarKind, source: object = None) -> CompiledGrammar:
-    return CompiledGrammar(lower(GrammarSpec.create(kind, source)), vocabulary())
+    spec = GrammarSpec.create(kind, source)
+    return CompiledGrammar(spec, lower(spec, marker_id=vocabulary().call_marker_id), vocabulary())
 
 
 def regex(pattern: str) -> CompiledGrammar:

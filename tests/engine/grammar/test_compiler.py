@@ -100,7 +100,7 @@ def test_a_checker_only_says_whether_it_would_compile() -> None:
 
 def _compiler(**limits: int) -> GrammarCompiler[str]:
     setup = TrialSetup(tokenizer().json, VOCAB_SIZE, EOS_ID, CPU_S_MAX)
-    return GrammarCompiler(setup, lambda lowered: lowered, workers=1, **limits)
+    return GrammarCompiler(setup, lambda _, lowered: lowered, workers=1, **limits)
 
 
 def test_no_more_than_so_many_grammars_wait() -> None:
@@ -132,7 +132,7 @@ def test_the_cache_forgets_what_was_longest_unused() -> None:
 def test_a_failure_that_is_not_the_grammars_is_not_remembered() -> None:
     failures = iter([InternalError("for another reason")])
 
-    def finish(lowered: str) -> str:
+    def finish(_: GrammarSpec, lowered: str) -> str:
         for failure in failures:
             raise failure
         return lowered

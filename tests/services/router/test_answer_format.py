@@ -13,7 +13,7 @@ from whalepod.engine.grammar.spec import GrammarKind, GrammarSpec
 from whalepod.engine.sampling_params import SamplingParams
 from whalepod.services.router.answer_format import (
     AnswerFormat,
-    constraint_format,
+    chat_format,
     only_one,
     response_format,
     vllm_format,
@@ -74,7 +74,7 @@ def test_a_choice_is_taken_literally() -> None:
     ],
 )
 def test_what_the_prompt_layer_has_read(constraint: tuple[str, str] | None, spec: GrammarSpec | None) -> None:
-    asked = constraint_format(constraint)
+    asked = chat_format(constraint, {})
     assert (None if asked is None else asked.spec) == spec
 
 

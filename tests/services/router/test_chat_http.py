@@ -28,6 +28,13 @@ TOOL: dict[str, Any] = {
         "parameters": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
     },
 }
+
+
+def tool_with(properties: dict[str, Any], *, strict: bool) -> dict[str, Any]:
+    function = {"name": "t", "strict": strict, "parameters": {"type": "object", "properties": properties}}
+    return {"type": "function", "function": function}
+
+
 CALL = (
     "Let me look.\n\n<｜DSML｜tool_calls>"
     '<｜DSML｜invoke name="weather"><｜DSML｜parameter name="city" string="true">Paris</｜DSML｜parameter>'
@@ -249,13 +256,11 @@ async def test_null_is_the_same_as_unset(router: RouterUnderTest, decode: FakeDe
 @pytest.mark.parametrize(
     ("field", "body"),
     [
-        ("tool_choice", {"tools": [TOOL], "tool_choice": "required"}),
-        ("tools", {"tools": [{"type": "function", "function": {**TOOL["function"], "strict": True}}]}),
         ("functions", {"functions": [TOOL["function"]]}),
         ("include_stop_str_in_output", {"include_stop_str_in_output": True, "stop": "x"}),
     ],
 )  # fmt: skip
-async def test_what_is_not_enforced_yet_is_refused_and_not_pretended(
+async def test_what_is_not_done_is_refused_and_not_pretended(
     router: RouterUnderTest, decode: FakeDecode, field: str, body: dict[str, Any]
 ) -> None:
     response = await router.http.post(CHAT, json={**PLAIN, **body})
@@ -287,6 +292,42 @@ async def test_what_an_answer_must_look_like_reaches_the_rank(
         for work in decode.seen.starts[-2:]:
             assert work.sampling.grammar == spec
             assert work.sampling.grammar_starts_after == (THINK_END_ID if thinks else None)
+
+
+@pytest.mark.parametrize(
+    ("body", "opened"),
+    [
+        ({"tool_choice": "required"}, True),
+        ({"tool_choice": {"type": "function", "function": {"name": "weather"}}}, True),
+        ({"tools": [{"type": "function", "function": {**TOOL["function"], "strict": True}}]}, False),
+        ({"response_format": {"type": "json_object"}, **JSON_PLEASE}, False),
+        ({}, None),
+    ],
+)
+async def test_calls_of_tools_that_were_promised_are_followed(
+    router: RouterUnderTest, decode: FakeDecode, body: dict[str, Any], opened: bool | None
+) -> None:
+    await ask(router, **{**PLAIN, "tools": [TOOL], **body, "max_tokens": 2})
+    spec = decode.seen.starts[-1].sampling.grammar
+    assert (None if spec is None else json.loads(spec.source)["opened"]) is opened
+    assert spec is None or spec.kind is GrammarKind.TOOL_CALLS
+
+
+@pytest.mark.parametrize(
+    ("field", "body"),
+    [
+        ("tool_choice", {"tool_choice": "required", "tools": [tool_with({'a"b': {"type": "integer"}}, strict=False)]}),
+        ("tools", {"tools": [tool_with({"a": {"type": "string", "pattern": "(?=a)"}}, strict=True)]}),
+        ("guided_regex", {"guided_regex": "a", "tools": [TOOL]}),
+    ],
+)
+async def test_tools_that_cannot_be_followed_are_refused(
+    router: RouterUnderTest, decode: FakeDecode, field: str, body: dict[str, Any]
+) -> None:
+    response = await router.http.post(CHAT, json={**PLAIN, **body})
+    assert response.status_code == 400, response.text
+    assert response.json()["error"]["param"] == field
+    assert decode.seen.starts == []
 
 
 async def test_two_formats_for_one_answer_are_one_too_many(router: RouterUnderTest, decode: FakeDecode) -> None:
