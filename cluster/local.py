@@ -157,10 +157,6 @@ class LocalCluster:
             await asyncio.to_thread(self._janitor.finish)
             self._janitor = None
 
-    async def rank_pid(self, rank_id: RankId) -> int:
-        """Of the process that the rank runs in now."""
-        return await self._on_ray_thread(lambda: self.pools.pid(rank_id))
-
     @contextlib.asynccontextmanager
     async def _watching_ranks(self) -> AsyncGenerator[RegistryWatcher]:
         url, secret = self.config.redis_url_or_embedded, self.config.cluster_secret()

@@ -83,9 +83,6 @@ class RankActor:
         """Let `serve` drain and return."""
         self._stop.set()
 
-    async def pid(self) -> int:
-        return os.getpid()
-
     def _note_ready(self, _: object) -> None:
         self._was_ready = True
 
@@ -135,12 +132,6 @@ class RankPools:
         """Ranks that ended for good, and why."""
         ended, _ = _wait(list(self._serving.values()), timeout_s=0)
         return {rank_id: _reason(reference) for rank_id, reference in self._serving.items() if reference in ended}
-
-    def pid(self, rank_id: RankId, *, timeout_s: float = 30.0) -> int:
-        """Of the process that the rank runs in now."""
-        import ray  # noqa: PLC0415
-
-        return int(ray.get(self._actors[rank_id].pid.remote(), timeout=timeout_s))
 
     def stop(self, *, timeout_s: float) -> None:
         """Ask every rank to drain, and wait for that at most so long. Leaving Ray ends what is left.
