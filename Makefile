@@ -8,7 +8,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help venv lock clean serve test test-all mutants lint format docs proto proto-check
+.PHONY: help venv lock clean serve test test-all bench-peers mutants lint format docs proto proto-check
 
 BIN := .venv/bin
 PYTHON ?=
@@ -61,7 +61,7 @@ lock:  ## choose the newest versions that pyproject.toml allows, for Python 3.11
 		--no-emit-index-url --custom-compile-command "make lock" --output-file constraints.txt pyproject.toml
 
 clean:  ## remove what can be made again, the environment too
-	rm -rf .venv build dist .pytest_cache .ruff_cache .hypothesis src/whalepod.egg-info
+	rm -rf .venv .bench-peers build dist .pytest_cache .ruff_cache .hypothesis src/whalepod.egg-info
 
 # -------------------------------------------------------------------------------------------------------------- use
 
@@ -75,6 +75,13 @@ test: venv  ## run the tests that run before every merge
 
 test-all: venv  ## run those and the slow ones
 	$(BIN)/pytest -m "" $(TESTS) $(ARGS)
+
+bench-peers: venv  ## fetch what benchmarks compare with into .bench-peers (LMCache 0.5.6, native client only)
+	@mkdir -p .bench-peers
+	$(BIN)/pip download --quiet --no-deps --dest .bench-peers lmcache==0.5.6
+	$(BIN)/python -m zipfile -e .bench-peers/lmcache-0.5.6-*.whl .bench-peers/wheel
+	@mkdir -p .bench-peers/lmcache && cp .bench-peers/wheel/lmcache/lmcache_redis*.so .bench-peers/lmcache/
+	@rm -rf .bench-peers/wheel .bench-peers/*.whl
 
 mutants: venv  ## plant bugs in copies of the sources and see which check notices each
 	$(BIN)/python -m tests.mutants.run $(ARGS)

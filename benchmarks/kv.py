@@ -1,4 +1,5 @@
-"""How fast blocks go to and from one Redis server: our client, redis-py with hiredis, and raw sockets as the bound.
+"""How fast blocks go to and from one Redis server: our client, redis-py with hiredis, LMCache's native client if
+`make bench-peers` has fetched it, and raw sockets as the bound.
 
     python benchmarks/kv.py [--blocks N] [--payload-bytes N] [--rounds N] [--port N]
 
@@ -17,8 +18,10 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
-from kv_cases.contenders import Contender, Ours, Raw, RedisPy, Work, redis_client
+import redis
+from kv_cases.contenders import Contender, LmCache, Ours, Raw, RedisPy, Work, redis_client
 from kv_cases.server import benchmark_server
 
 from whalepod.core.block_keys import RUN_BLOCKS
@@ -26,6 +29,8 @@ from whalepod.kvstore.settings import StoreAddress
 
 RELEASE_PAYLOAD_BYTES = 227_840
 """256 tokens of 890 bytes."""
+PEERS = Path(__file__).parent.parent / ".bench-peers"
+"""Made by `make bench-peers`."""
 ROUND_S = 0.3
 """A contender's turn lasts at least this long."""
 
@@ -47,6 +52,9 @@ def main() -> None:
     options = parser.parse_args()
     if options.blocks < RUN_BLOCKS or options.blocks % RUN_BLOCKS:
         parser.error("--blocks must be a multiple of 16")
+    library = PEERS / "lmcache" if (PEERS / "lmcache").is_dir() else None
+    if library is None:
+        print("no LMCache here: make bench-peers")
     draw = random.Random(1)
     work = Work.of(options.blocks, [draw.randbytes(options.payload_bytes) for _ in range(options.blocks)])
     with benchmark_server(options.port) as server:
@@ -57,17 +65,18 @@ def main() -> None:
               f"{_copy_gbs(work):.1f} GB/s")  # fmt: skip
         print(f"{'':6}{'':30}{'SET GB/s':>10}{'GET GB/s':>10}")
         speeds = {
-            where: _measured(address, work, rounds=options.rounds, where=where)
+            where: _measured(address, work, rounds=options.rounds, where=where, library=library)
             for where, address in (("unix", server.unix), ("tcp", server.tcp))
         }
     print(json.dumps(_summary(speeds["tcp"], speeds["unix"])))
 
 
-def _measured(address: StoreAddress, work: Work, *, rounds: int, where: str) -> dict[str, Speed]:
+def _measured(address: StoreAddress, work: Work, *, rounds: int, where: str, library: Path | None) -> dict[str, Speed]:
+    ours = [Ours(address, work, connections=connections) for connections in (1, 2)]
     contenders: list[Contender] = [
-        Ours(address, work, connections=1),
-        Ours(address, work, connections=2),
+        *ours,
         RedisPy(address, work),
+        *(LmCache(library, address, work, workers=workers) for workers in (2, 4) if library and address.host),
         Raw(address, work, connections=1),
         Raw(address, work, connections=2),
     ]
@@ -78,6 +87,8 @@ def _measured(address: StoreAddress, work: Work, *, rounds: int, where: str) -> 
         for contender in contenders:
             sets[contender.name].append(_gbs(contender.set, work, before=lambda: admin.flushall(asynchronous=False)))
             gets[contender.name].append(_gbs(contender.get, work))
+    if where == "tcp":
+        _say_what_a_lost_key_does(admin, work, contenders)
     speeds: dict[str, Speed] = {}
     for contender in contenders:
         contender.close()
@@ -86,6 +97,16 @@ def _measured(address: StoreAddress, work: Work, *, rounds: int, where: str) -> 
         print(f"{where:6}{contender.name:30}{speed.set_gbs:10.2f}{speed.get_gbs:10.2f}")
     admin.close()
     return speeds
+
+
+def _say_what_a_lost_key_does(admin: redis.Redis, work: Work, contenders: Sequence[Contender]) -> None:
+    """One of 16 keys is evicted between probe and read."""
+    for contender in contenders:
+        if isinstance(contender, Ours | LmCache):
+            admin.flushall(asynchronous=False)
+            contender.set()
+            admin.delete(work.names[5], "peer:5")
+            print(f"{'':6}{contender.name}, an evicted key: {contender.lost()}")
 
 
 def _gbs(move: Callable[[], object], work: Work, *, before: Callable[[], object] | None = None) -> float:
@@ -97,7 +118,9 @@ def _gbs(move: Callable[[], object], work: Work, *, before: Callable[[], object]
             before()
         start_s = time.perf_counter()
         move()
-        spent_s += time.perf_counter() - start_s
+        seconds = time.perf_counter() - start_s
+        owner = getattr(move, "__self__", None)
+        spent_s += owner.seconds if isinstance(owner, LmCache) else seconds  # a peer's own clock: no pipe in it
         moved += len(work.payloads) * work.payload_bytes
     return moved / spent_s / 1e9
 
@@ -115,11 +138,17 @@ def _copy_gbs(work: Work) -> float:
 def _summary(tcp: dict[str, Speed], unix: dict[str, Speed]) -> dict[str, float]:
     ours, raw, peer = (_best(tcp, name) for name in ("whalepod", "raw", "redis-py"))
     ours_unix, raw_unix = _best(unix, "whalepod"), _best(unix, "raw")
+    lmcache = _best(tcp, "LMCache") if any(name.startswith("LMCache") for name in tcp) else None
     figures = {
         "set_gbs": ours.set_gbs,
         "get_gbs": ours.get_gbs,
         "set_over_raw": ours.set_gbs / raw.set_gbs,
         "get_over_raw": ours.get_gbs / raw.get_gbs,
+        **(
+            {"set_over_lmcache": ours.set_gbs / lmcache.set_gbs, "get_over_lmcache": ours.get_gbs / lmcache.get_gbs}
+            if lmcache
+            else {}
+        ),
         "set_over_redis_py": ours.set_gbs / peer.set_gbs,
         "get_over_redis_py": ours.get_gbs / peer.get_gbs,
         "unix_set_gbs": ours_unix.set_gbs,

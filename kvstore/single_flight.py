@@ -15,7 +15,8 @@ from whalepod.core.clock import Deadline
 
 @dataclass(slots=True, eq=False)
 class _Flight:
-    landed: threading.Event = field(default_factory=threading.Event)
+    landed: threading.Event | None = None
+    """Made for the first who waits: most reads have none."""
     seats: list[Seat] = field(default_factory=list["Seat"])
 
 
@@ -42,6 +43,8 @@ class SingleFlight:
             if flight is None:
                 self._flights[block] = _Flight()
                 return None
+            if flight.landed is None:
+                flight.landed = threading.Event()
             seat = Seat(buffer, flight)
             flight.seats.append(seat)
             return seat
@@ -54,10 +57,12 @@ class SingleFlight:
                 for seat in flight.seats:
                     seat.buffer[:] = buffer
                     seat.exact = exact
-        flight.landed.set()
+        if flight.landed is not None:
+            flight.landed.set()
 
     def wait(self, seat: Seat, *, deadline: Deadline) -> bool | None:
         """Whether the block that has arrived in the seat's buffer is exact; None: it has not, and never will."""
+        assert seat.flight.landed is not None
         seat.flight.landed.wait(deadline.remaining_s())
         with self._lock:
             if seat in seat.flight.seats:

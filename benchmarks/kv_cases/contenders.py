@@ -6,10 +6,15 @@ header and a checksum, which is part of what it is for; the others move bare val
 
 from __future__ import annotations
 
+import json
 import socket
+import subprocess
+import sys
+import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Protocol, cast
 
 import redis
@@ -90,6 +95,20 @@ class Ours:
         fetched = self._client.fetch_blocks(self._work.keys, self._buffers, deadline=Deadline.after(CALL_S))
         assert fetched.count == len(self._buffers), fetched.count
 
+    def get_one(self, number: int) -> float:
+        """Seconds of a read of one block."""
+        start_s = time.perf_counter()
+        fetched = self._client.fetch_blocks(
+            [self._work.keys[number]], [self._buffers[number]], deadline=Deadline.after(CALL_S)
+        )
+        assert fetched.count == 1
+        return time.perf_counter() - start_s
+
+    def lost(self) -> str:
+        """What a read does when one of its keys was evicted between probe and read."""
+        fetched = self._client.fetch_blocks(self._work.keys, self._buffers, deadline=Deadline.after(CALL_S))
+        return f"a miss from there on: {fetched.count} of {len(self._buffers)} blocks"
+
     def close(self) -> None:
         self._client.close()
 
@@ -163,6 +182,49 @@ class RedisPy:
 
     def close(self) -> None:
         self._client.close()
+
+
+class LmCache:
+    """LMCache's native client, in its own process (`lmcache_peer.py`). It sets and gets bare values of its own."""
+
+    def __init__(self, library: Path, address: StoreAddress, work: Work, *, workers: int) -> None:
+        self.name = f"LMCache native, {workers} workers"
+        peer = Path(__file__).with_name("lmcache_peer.py")
+        command = [sys.executable, str(peer), str(library), address.host, str(address.port), str(workers)]
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        keys = [f"peer:{number}" for number in range(len(work.keys))]
+        self.seconds = 0.0
+        self._tell(json.dumps({"keys": keys, "bytes": work.payload_bytes, "batch": RUN_BLOCKS}))
+
+    def set(self) -> None:
+        self._ask("set")
+
+    def get(self) -> None:
+        self._ask("get")
+
+    def lost(self) -> str:
+        """What a read does when one of its keys was evicted between probe and read."""
+        answer = self._answer("lost")
+        return answer if isinstance(answer, str) else "returns as if it had been there"
+
+    def close(self) -> None:
+        self._process.kill()
+        self._process.wait()
+
+    def _ask(self, what: str) -> None:
+        answer = self._answer(what)
+        assert isinstance(answer, float), answer
+        self.seconds = answer
+
+    def _answer(self, what: str) -> float | str:
+        assert self._process.stdout is not None
+        self._tell(what)
+        return json.loads(self._process.stdout.readline())
+
+    def _tell(self, line: str) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.write(line + "\n")
+        self._process.stdin.flush()
 
 
 def redis_client(address: StoreAddress) -> redis.Redis:

@@ -1,0 +1,75 @@
+"""A Redis Cluster of three primaries and three replicas: hash tags by run, moved slots, and a fail-over under load."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.kvstore.conftest import BINARIES, OpenClient
+from tests.kvstore.redis_cluster import RedisCluster, end_move, migrate, move_slot
+from tests.kvstore.test_store_faults import LATE_S, fetch, seconds_of, until
+from tests.kvstore.values import chain, soon, to_put
+from whalepod.kvstore.slot_map import slot_of
+from whalepod.kvstore.store_keys import block_store_key
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(params=list(BINARIES.values()), ids=list(BINARIES))
+def cluster(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisCluster]:
+    running = RedisCluster(request.param, tmp_path_factory.mktemp("cluster"), size=3)
+    yield running
+    running.kill()
+
+
+def test_runs_spread_over_the_primaries_and_are_found(cluster: RedisCluster, open_client: OpenClient) -> None:
+    keys = chain(256)
+    client = open_client(cluster.primaries[1].address, cluster=True)
+    assert until(lambda: client.put_blocks(to_put(keys), deadline=soon()) == 256, within_s=5)
+    assert client.lookup(keys, deadline=soon()) == 256
+    assert fetch(client, keys) == 256
+    assert all(primary.call("DBSIZE") > 0 for primary in cluster.primaries)
+    assert fetch(open_client(*(node.address for node in cluster.nodes), cluster=True), keys) == 256
+
+
+def test_blocks_are_found_in_every_moment_of_resharding(cluster: RedisCluster, open_client: OpenClient) -> None:
+    """F7, F8: MOVED and ASK are followed, and a batch may lie on two nodes."""
+    keys = chain(16)
+    client = open_client(cluster.primaries[0].address, cluster=True, touch_interval_s=0.0, missing_life_s=0.0)
+    assert until(lambda: client.put_blocks(to_put(keys), deadline=soon()) == 16, within_s=5)
+    slot = slot_of(block_store_key(keys[0]))
+    owner = slot * 3 // 16384
+    source, target = cluster.primaries[owner], cluster.primaries[(owner + 1) % 3]
+    ids = {"source_id": cluster.id_of(source), "target_id": cluster.id_of(target)}
+    move_slot(slot, source=source, target=target, **ids)
+    for key in keys:
+        assert fetch(client, keys) == 16
+        migrate(block_store_key(key), source=source, target=target)
+    assert fetch(client, keys) == 16
+    other = chain(20)
+    assert client.put_blocks(to_put(other), deadline=soon()) == 20
+    end_move(slot, nodes=cluster.primaries, target_id=ids["target_id"])
+    assert fetch(client, keys) == 16
+    assert client.lookup(keys, deadline=soon()) == 16
+
+
+def test_a_dead_primary_costs_its_blocks_for_seconds_and_no_call_its_deadline(
+    cluster: RedisCluster, open_client: OpenClient
+) -> None:
+    """F6, F13: a replica takes over, and is found without anybody being told."""
+    keys = chain(256)
+    client = open_client(cluster.primaries[0].address, cluster=True, missing_life_s=0.0)
+    assert until(lambda: client.put_blocks(to_put(keys), deadline=soon()) == 256, within_s=5)
+    assert until(lambda: sum(r.call("DBSIZE") for r in cluster.replicas) == 256, within_s=5)
+    cluster.primaries[2].kill()
+    late: list[float] = []
+
+    def all_back() -> bool:
+        took = seconds_of(lambda: fetch(client, keys, seconds=0.3))
+        if took > 0.3 + LATE_S:
+            late.append(took)
+        return client.put_blocks(to_put(keys), deadline=soon(0.5)) == 256 and fetch(client, keys) == 256
+
+    assert until(all_back, within_s=20)
+    assert late == []
