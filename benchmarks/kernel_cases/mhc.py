@@ -74,8 +74,9 @@ def _deep_gemm_us(count: int) -> float | None:
         import deep_gemm  # pyright: ignore[reportMissingImports]
 
         splits = 16
-        x = torch.randn(count, S * D, device="cuda", dtype=torch.bfloat16)
-        fn = torch.randn(OUT, S * D, device="cuda")
+        generator = torch.Generator("cuda").manual_seed(5)
+        x = torch.randn(count, S * D, device="cuda", dtype=torch.bfloat16, generator=generator)
+        fn = torch.randn(OUT, S * D, device="cuda", generator=generator)
         out = torch.empty(splits, count, OUT, device="cuda")
         squares = torch.empty(splits, count, device="cuda")
         return graph_us(lambda: deep_gemm.tf32_hc_prenorm_gemm(x, fn, out, squares, splits))
