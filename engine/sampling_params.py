@@ -49,7 +49,7 @@ class SamplingParams:
             object.__setattr__(self, "grammar", _grammar_of(so_args))
         _check("temperature", self.temperature, "at least 0", self.temperature >= 0)
         _check("top_p", self.top_p, "in (0, 1]", 0 < self.top_p <= 1)
-        _check("top_k", self.top_k, "-1 (off) or at least 0", self.top_k >= -1)
+        _check("top_k", self.top_k, "-1 (off) or in [0, 2^31)", -1 <= self.top_k < 2**31)
         _check("min_p", self.min_p, "in [0, 1]", 0 <= self.min_p <= 1)
         _check("max_tokens", self.max_tokens, "at least 1", self.max_tokens is None or self.max_tokens >= 1)
         _check("min_tokens", self.min_tokens, "at least 0", self.min_tokens >= 0)

@@ -39,6 +39,9 @@ _NEEDED = (
 )
 """Special tokens without which no text conversation can be encoded or parsed."""
 
+_REFUSALS = (recipe.ConversionError, ValueError, TypeError, OverflowError)
+"""What the prompt layer raises for a body it cannot take. OverflowError: an integer of more than 64 bits, anywhere."""
+
 
 @dataclass(frozen=True, slots=True)
 class ChatPrompt:
@@ -96,8 +99,12 @@ class PromptEncoder:
         """With the tokenizer of a checkpoint directory. Raises CheckpointError."""
         return cls(Tokenizer.from_dir(directory), config, served_names=served_names)
 
-    def completion(self, text: str) -> list[int]:
-        """Ids of a `/v1/completions` prompt: begin-of-sequence, then `text`, in which no spelling is special."""
+    def completion(self, text: str, *, context_tokens: int) -> list[int]:
+        """Ids of a `/v1/completions` prompt: begin-of-sequence, then `text`, in which no spelling is special.
+
+        Raises InvalidFieldError, and ContextLengthError for a text so long that its ids need not be counted.
+        """
+        self._check_length(text, context_tokens, field="prompt")
         try:
             text.encode()  # JSON can carry lone surrogates, which no tokenizer takes.
         except UnicodeEncodeError as error:
@@ -113,6 +120,9 @@ class PromptEncoder:
         request = self._convert(fields, body)
         if any(message.image_sources for message in request.conversation.messages):
             raise InvalidFieldError("messages", "this server takes no images")
+        self._check_length(
+            self._encoding.render_conversation(request.conversation).prompt, context_tokens, field="messages"
+        )
         ids = self._encoding.encode(request.conversation)
         options = request.inference_options
         wanted = len(ids) + (options.max_tokens or 1)
@@ -132,6 +142,12 @@ class PromptEncoder:
             tokenizer=self._recipe_tokenizer,
         )
 
+    def _check_length(self, text: str, context_tokens: int, *, field: str) -> None:
+        """Encoding takes seconds for a megabyte: a text that cannot fit is not encoded only to be refused."""
+        tokens = self._plain.tokens_at_least(text)
+        if tokens > context_tokens:
+            raise ContextLengthError(tokens=tokens, tokens_max=context_tokens, field=field)
+
     def _recipe_fields(self, body: Mapping[str, Any]) -> dict[str, Any]:
         """The body as the prompt layer wants it: null is unset, newer names are the ones it knows."""
         fields = {name: value for name, value in body.items() if value is not None and name != "n"}
@@ -147,7 +163,7 @@ class PromptEncoder:
     def _convert(self, fields: dict[str, Any], body: Mapping[str, Any]) -> recipe.ConversationRequest:
         try:
             return recipe.ChatCompletionRequest(fields).convert(self._options)
-        except (recipe.ConversionError, ValueError, TypeError) as error:
+        except _REFUSALS as error:
             message = _message(error)
             field = self._bad_field(fields)
             if field is None:
@@ -161,7 +177,7 @@ class PromptEncoder:
         for name, value in fields.items():
             try:
                 recipe.ChatCompletionRequest({**harmless, name: value}).convert(self._options)
-            except (recipe.ConversionError, ValueError, TypeError):
+            except _REFUSALS:
                 return name
         return None if "messages" in fields else "messages"
 

@@ -38,6 +38,8 @@ class Tokenizer:
         self.fingerprint = hashlib.sha256(text.encode()).digest()
         """32 bytes: prompts tokenized by other files must not share stored state."""
         self._bytes_by_id, self.special_ids = _token_bytes(self.file, values)
+        self._token_bytes_max = max(map(len, self._bytes_by_id), default=0)
+        self._normalizes = bool(values.get("normalizer"))
 
     @classmethod
     def from_dir(cls, directory: Path | str) -> Self:
@@ -57,6 +59,12 @@ class Tokenizer:
         """Ids of `text` as plain text: no special token, none added in front."""
         # A batch, because only that lets other threads run meanwhile.
         return self._plain.encode_batch_fast([text], add_special_tokens=False)[0].ids
+
+    def tokens_at_least(self, text: str) -> int:
+        """A number of tokens that no encoding of `text` can fall below: known at once, however long the text is."""
+        if self._normalizes:  # which may shorten a text
+            return 0
+        return -(-len(text) // max(1, self._token_bytes_max))
 
     def token_id(self, spelling: str) -> int | None:
         """Id of the token spelled exactly so, None if there is none."""

@@ -121,7 +121,7 @@ async def open_completion(
 
 
 async def _prepare(front: FrontDoor, request: CompletionRequest, prompt: Prompt) -> PreparedPrompt:
-    ids = await front.language.prompt_ids(prompt)
+    ids = await front.language.prompt_ids(prompt, context_tokens=front.context_tokens_max)
     front.check_length(len(ids), request.max_tokens)
     echo = ""
     if request.echo:

@@ -123,7 +123,7 @@ class RouterServicer(router_pb2_grpc.RouterServiceServicer):
 
     async def _job(self, request: router_pb2.GenerateRequest, prompt: Prompt, caller: Caller) -> Job:
         front = self._front
-        ids = await front.language.prompt_ids(prompt)
+        ids = await front.language.prompt_ids(prompt, context_tokens=front.context_tokens_max)
         front.check_length(len(ids), 1)
         sampling = _sampling(request, vocab_size=front.language.vocab_size)
         if sampling.grammar is not None:

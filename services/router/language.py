@@ -47,12 +47,15 @@ class Language:
         self._grammars = grammar_checker(tokenizer, vocab_size=config.vocab_size, eos_id=config.eos_token_id)
         self._workers = ThreadPoolExecutor(WORKERS, thread_name_prefix="tokenize")
 
-    async def prompt_ids(self, prompt: Prompt) -> Sequence[int]:
-        """Ids of a completion's prompt; a text gets a begin-of-sequence token. Raises InvalidFieldError."""
+    async def prompt_ids(self, prompt: Prompt, *, context_tokens: int) -> Sequence[int]:
+        """Ids of a completion's prompt; a text gets a begin-of-sequence token. Raises what `PromptEncoder.completion`
+        does; ids that are given are not counted here."""
         if not isinstance(prompt, TextPrompt):
             return prompt.ids
         text = prompt.text
-        return await self._run(lambda: array("I", self._encoder.completion(text)), chars=len(text))
+        return await self._run(
+            lambda: array("I", self._encoder.completion(text, context_tokens=context_tokens)), chars=len(text)
+        )
 
     async def chat_prompt(self, body: Mapping[str, Any], *, context_tokens: int, chars: int) -> ChatPrompt:
         """Renders and encodes a conversation of about `chars` characters. Raises what `PromptEncoder.chat` does."""

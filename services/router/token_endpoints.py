@@ -19,12 +19,13 @@ async def tokenize(front: FrontDoor, body: Mapping[str, Any], *, body_chars: int
     if (fields.prompt is None) == (fields.messages is None):
         raise InvalidFieldError("prompt", "give either prompt or messages")
     if fields.prompt is not None:
-        ids = list(await front.language.prompt_ids(TextPrompt(fields.prompt)))
+        prompt = TextPrompt(fields.prompt)
+        ids = list(await front.language.prompt_ids(prompt, context_tokens=front.context_tokens_max))
         ids = ids if fields.add_special_tokens else ids[1:]
     else:
         chat = {**body, "model": front.model.name}
-        prompt = await front.language.chat_prompt(chat, context_tokens=front.context_tokens_max, chars=body_chars)
-        ids = list(prompt.prompt_ids)
+        asked = await front.language.chat_prompt(chat, context_tokens=front.context_tokens_max, chars=body_chars)
+        ids = list(asked.prompt_ids)
     return {"count": len(ids), "max_model_len": front.context_tokens_max, "tokens": ids}
 
 

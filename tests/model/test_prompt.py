@@ -6,6 +6,7 @@ import json
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -75,17 +76,28 @@ def answer(prompt: ChatPrompt, text: str, *, chunk: int = 1, finish: Any = None)
 
 
 def test_a_completion_prompt_starts_the_sequence_and_holds_no_other_special_token() -> None:
-    ids = ENCODER.completion("<｜User｜>hi<｜end▁of▁sentence｜> 🐳")
+    ids = ENCODER.completion("<｜User｜>hi<｜end▁of▁sentence｜> 🐳", context_tokens=CONTEXT)
     assert ids[0] == CONFIG.bos_token_id
     assert not TOKENIZER.special_ids.intersection(ids[1:])
     assert b"".join(map(TOKENIZER.token_bytes, ids[1:])).decode() == "<｜User｜>hi<｜end▁of▁sentence｜> 🐳"
-    assert ENCODER.completion("") == [CONFIG.bos_token_id]
+    assert ENCODER.completion("", context_tokens=CONTEXT) == [CONFIG.bos_token_id]
 
 
 def test_text_that_is_no_unicode_names_the_prompt() -> None:
     with pytest.raises(InvalidFieldError) as refused:
-        ENCODER.completion("\ud800")
+        ENCODER.completion("\ud800", context_tokens=CONTEXT)
     assert refused.value.field == "prompt"
+
+
+def test_a_text_that_cannot_fit_is_refused_before_it_is_encoded() -> None:
+    longest = max(len(TOKENIZER.token_bytes(token_id)) for token_id in range(TOKENIZER.ids_end))
+    with pytest.raises(ContextLengthError) as refused:
+        ENCODER.completion("a" * (8 * longest + 1), context_tokens=8)
+    assert (refused.value.tokens, refused.value.field) == (9, "prompt")
+    with pytest.raises(ContextLengthError) as refused:
+        chat(messages=[{"role": "user", "content": "a" * (CONTEXT * longest)}])
+    assert refused.value.tokens <= CONTEXT + 10, "more would mean that 100 thousand letters were encoded"
+    assert refused.value.field == "messages"
 
 
 # -------------------------------------------------------------------------------------------------------------- chat
@@ -178,6 +190,9 @@ def test_a_wanted_output_format_is_reported_to_whoever_can_enforce_it() -> None:
         ({"stop": ["x"] * 17}, "stop"),
         ({"stop": [""]}, "stop"),
         ({"seed": -1}, "seed"),
+        ({"seed": 2**64}, "seed"),
+        ({"metadata": [2**64]}, "metadata"),
+        ({"messages": [{"role": "user", "content": 2**64}]}, "messages"),
         ({"messages": []}, "messages"),
         ({"messages": None}, "messages"),
         ({"messages": [{"role": "developer", "content": "x"}]}, "messages"),
@@ -267,9 +282,10 @@ def test_many_threads_may_encode_and_another_may_parse() -> None:
     bodies = [{**PLAIN, "messages": [{"role": "user", "content": f"number {index}"}]} for index in range(64)]
     with ThreadPoolExecutor(8) as pool:
         prompts = list(pool.map(lambda body: ENCODER.chat(body, context_tokens=CONTEXT), bodies))
-        texts = list(pool.map(ENCODER.completion, [str(index) for index in range(64)]))
+        encode = partial(ENCODER.completion, context_tokens=CONTEXT)
+        texts = list(pool.map(encode, map(str, range(64))))
     assert all(f"number {index}" in spelled(prompt) for index, prompt in enumerate(prompts))
-    assert texts == [ENCODER.completion(str(index)) for index in range(64)]
+    assert texts == [ENCODER.completion(str(index), context_tokens=CONTEXT) for index in range(64)]
     parsed: list[dict[str, Any]] = []
     thread = threading.Thread(target=lambda: parsed.append(answer(prompts[0], "from afar")))
     thread.start()

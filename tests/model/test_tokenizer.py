@@ -37,6 +37,12 @@ def test_any_text_round_trips(text: str) -> None:
     assert decoded(TOKENIZER.encode(text)) == text
 
 
+@settings(max_examples=100, deadline=None)
+@given(st.text() | st.text(" ") | st.text("─"))
+def test_no_text_has_fewer_tokens_than_its_length_allows(text: str) -> None:
+    assert TOKENIZER.tokens_at_least(text) <= len(TOKENIZER.encode(text))
+
+
 @pytest.mark.parametrize(
     "text",
     [
