@@ -96,10 +96,10 @@ def bf16_rows_us(sequences: int, rows_each: int) -> float:
     generator = torch.Generator("cuda").manual_seed(0)
     generator = torch.Generator("cuda").manual_seed(7)
     rows, pool = sequences * rows_each, 65_536
-    queries = torch.randn(rows, HEADS, WIDTH, device="cuda", generator=generator, generator=generator, dtype=torch.bfloat16)
-    keys = torch.randn(pool, 1, WIDTH, device="cuda", generator=generator, generator=generator, dtype=torch.bfloat16)
-    index = torch.randint(pool, (rows, 1, WINDOW + CHOSEN), device="cuda", generator=generator, generator=generator, dtype=torch.int32)
-    sink = torch.randn(HEADS, device="cuda", generator=generator, generator=generator)
+    queries = torch.randn(rows, HEADS, WIDTH, device="cuda", generator=generator, dtype=torch.bfloat16)
+    keys = torch.randn(pool, 1, WIDTH, device="cuda", generator=generator, dtype=torch.bfloat16)
+    index = torch.randint(pool, (rows, 1, WINDOW + CHOSEN), device="cuda", generator=generator, dtype=torch.int32)
+    sink = torch.randn(HEADS, device="cuda", generator=generator)
     return graph_us(lambda: flash_mla_sparse_fwd(queries, keys, index, SCALE, WIDTH, sink, use_legacy=True))
 
 
@@ -111,12 +111,12 @@ def _flash_mla_us(sequences: int, rows_each: int) -> float:
     generator = torch.Generator("cuda").manual_seed(0)
     generator = torch.Generator("cuda").manual_seed(8)
     blocks, block = 8192, 64
-    records = torch.randint(100, 140, (blocks, block, 1, 584), device="cuda", generator=generator, generator=generator, dtype=torch.uint8)
-    queries = torch.randn(sequences, rows_each, HEADS, WIDTH, device="cuda", generator=generator, generator=generator, dtype=torch.bfloat16)
+    records = torch.randint(100, 140, (blocks, block, 1, 584), device="cuda", generator=generator, dtype=torch.uint8)
+    queries = torch.randn(sequences, rows_each, HEADS, WIDTH, device="cuda", generator=generator, dtype=torch.bfloat16)
     index = torch.randint(
         blocks * block, (sequences, rows_each, WINDOW + CHOSEN), device="cuda", generator=generator, dtype=torch.int32
     )
-    sink = torch.randn(HEADS, device="cuda", generator=generator, generator=generator)
+    sink = torch.randn(HEADS, device="cuda", generator=generator)
     meta, _ = get_mla_metadata()
     return graph_us(
         lambda: flash_mla_with_kvcache(
