@@ -107,6 +107,10 @@ class LLM:
             _note(progress[event.request_id], event)
         return [self._output(its_progress) for its_progress in progress.values()]
 
+    def close(self) -> None:
+        """End the processes beside it that compile grammars. Nothing can be generated any more."""
+        self._engine.close()
+
     def _submit(self, request_id: RequestId, progress: _Progress, sampling: SamplingParams) -> None:
         request = EngineRequest(
             request_id=request_id,
