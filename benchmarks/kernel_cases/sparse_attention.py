@@ -93,7 +93,6 @@ def bf16_rows_us(sequences: int, rows_each: int) -> float:
     """FlashMLA's sparse prefill kernel, on rows that are bfloat16 already."""
     from flash_mla import flash_mla_sparse_fwd  # pyright: ignore[reportMissingImports]
 
-    generator = torch.Generator("cuda").manual_seed(0)
     generator = torch.Generator("cuda").manual_seed(7)
     rows, pool = sequences * rows_each, 65_536
     queries = torch.randn(rows, HEADS, WIDTH, device="cuda", generator=generator, dtype=torch.bfloat16)
@@ -108,7 +107,6 @@ def _flash_mla_us(sequences: int, rows_each: int) -> float:
         return bf16_rows_us(sequences, rows_each)
     from flash_mla import flash_mla_with_kvcache, get_mla_metadata  # pyright: ignore[reportMissingImports]
 
-    generator = torch.Generator("cuda").manual_seed(0)
     generator = torch.Generator("cuda").manual_seed(8)
     blocks, block = 8192, 64
     records = torch.randint(100, 140, (blocks, block, 1, 584), device="cuda", generator=generator, dtype=torch.uint8)
