@@ -14,7 +14,8 @@ from whalepod.core.clock import Clock, Deadline
 
 from .transport import ValueTransport
 
-EPOCH_KEY: Final = b"{whalepod:purge}"
+EPOCH_KEY: Final = b"b:{purge}:epoch"
+"""Inside the key patterns that a restricted user may read."""
 POLL_S: Final = 1.0
 PATIENCE_S: Final = 0.25
 
