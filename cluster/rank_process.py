@@ -345,6 +345,7 @@ def rank_options(config: ClusterConfig, role: RankRole) -> RankOptions:
     pool: PrefillSettings | DecodeSettings = config.prefill if role.is_prefill else config.decode
     return RankOptions(
         slots=pool.slots,
+        soft_slots=max(32, 2 * pool.slots),  # a router sends so many (`rank_table.py`)
         blocks=pool.blocks,
         memory_bytes=None if pool.memory_gib is None else int(pool.memory_gib * 2**30),
         chunk_tokens=pool.chunk_tokens,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections import deque
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
@@ -32,9 +32,18 @@ class Admission:
     """A gate for weighted requests. For one event loop."""
 
     def __init__(
-        self, *, running_max: int, queue_max: int, queue_timeout_s: float, clock: Clock = SYSTEM_CLOCK
+        self,
+        *,
+        running_max: int,
+        queue_max: int,
+        queue_timeout_s: float,
+        room: Callable[[], int | None] = lambda: None,
+        clock: Clock = SYSTEM_CLOCK,
     ) -> None:
+        """`room`: what the ranks take at a time, when that is less than `running_max`; None: nothing is known. Call
+        `room_changed` when it grows."""
         self._running_max = running_max
+        self._room = room
         self._queue_max = queue_max
         self._queue_timeout_s = queue_timeout_s
         self._clock = clock
@@ -72,6 +81,10 @@ class Admission:
             self._seconds_average += SMOOTHING * (seconds - self._seconds_average)
             self._leave(weight)
 
+    def room_changed(self) -> None:
+        """Let in who fits now."""
+        self._grant()
+
     def close(self) -> None:
         """Refuse newcomers from now on. Whoever waits was promised a turn and gets it."""
         self._closed = True
@@ -79,10 +92,19 @@ class Admission:
     async def wait_until_idle(self) -> None:
         await self._idle.wait()
 
+    @property
+    def _limit(self) -> int:
+        room = self._room()
+        return self._running_max if room is None else min(room, self._running_max)
+
+    def _fits(self, weight: int) -> bool:
+        limit = self._limit
+        return self._running + min(weight, limit) <= limit  # the limit may have shrunk below what waits
+
     async def _enter(self, weight: int, patience: Deadline) -> None:
         if self._closed:
             raise UnavailableError("this router is shutting down")
-        if not self._waiters and self._running + weight <= self._running_max:
+        if not self._waiters and self._fits(weight):
             self._take(weight)
             return
         if len(self._waiters) >= self._queue_max:
@@ -121,7 +143,7 @@ class Admission:
             self._idle.set()
 
     def _grant(self) -> None:
-        while self._waiters and self._running + self._waiters[0].weight <= self._running_max:
+        while self._waiters and self._fits(self._waiters[0].weight):
             waiter = self._waiters.popleft()
             if not waiter.granted.done():
                 self._take(waiter.weight)
@@ -129,4 +151,4 @@ class Admission:
 
     def _retry_after_s(self) -> float:
         """When a place should be free if requests go on taking as long as they did."""
-        return float(math.ceil(max(1.0, self._seconds_average * (len(self._waiters) + 1) / self._running_max)))
+        return float(math.ceil(max(1.0, self._seconds_average * (len(self._waiters) + 1) / max(1, self._limit))))

@@ -1,7 +1,8 @@
 """From a job to its tokens, whatever happens on the way: place, attempt, and attempt again while nothing was sent.
 
 A rank that fails costs the client time and never a wrong token: before the first token the request starts again on
-other ranks (a new attempt, fenced by its number); after it, the stream ends with the truth.
+other ranks (a new attempt, fenced by its number); after it, the stream ends with the truth. A rank that is full has not
+failed: when all are, the request waits.
 """
 
 from __future__ import annotations
@@ -9,14 +10,14 @@ from __future__ import annotations
 import logging
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import count
 from random import Random
 
 from whalepod.cluster.error_codes import kind_of_error
 from whalepod.core.clock import SYSTEM_CLOCK, Clock, Deadline
 from whalepod.core.credentials import ClusterSecret
-from whalepod.core.errors import UnavailableError
+from whalepod.core.errors import CapacityError, UnavailableError
 from whalepod.core.ids import RankId
 
 from .attempt import Attempt, Legs, PrefillLostError
@@ -32,6 +33,10 @@ log = logging.getLogger(__name__)
 LOOK_AGAIN_S = 0.1
 """A rank whose stream has just broken may come back without a change of the table: look this often."""
 
+FULL_PAUSE_S_FIRST = 0.1
+FULL_PAUSE_S_MAX = 1.0
+"""Between two attempts at ranks that were all full: it grows, because each costs them a refusal."""
+
 
 @dataclass(frozen=True, slots=True)
 class DispatchOptions:
@@ -39,11 +44,34 @@ class DispatchOptions:
     remote_prefill_tokens_min: int = 64
     policy: Policy = Policy.CACHE_AWARE
     retry_max: int = 2
-    """Further attempts after one that was lost."""
+    """Further attempts after one that was lost. A refusal for lack of room is no loss."""
     rank_wait_first_s: float = 1.0
     """How long a new request waits for a usable decode rank: about what a broken stream takes to be mended."""
     rank_wait_s: float = 30.0
-    """How long a request that has lost its rank waits for another to appear."""
+    """How long a request that has lost its rank waits for another to appear, and how long for room."""
+
+
+@dataclass(slots=True)
+class _Setbacks:
+    """What has gone wrong for one request so far."""
+
+    patience: Deadline
+    """For room on ranks that are full."""
+    avoid: set[RankId] = field(default_factory=set)
+    lost: int = 0
+    pause_s: float = FULL_PAUSE_S_FIRST
+
+    def may_try_again(self, error: UnavailableError, legs: Legs, *, retry_max: int) -> bool:
+        """Note that an attempt ended so. Whether another is worth making."""
+        self.avoid.add(error.rank_id if isinstance(error, PrefillLostError) else legs.decode.rank_id)
+        if isinstance(error, CapacityError):
+            return not self.patience.expired
+        self.lost += 1
+        return self.lost <= retry_max
+
+    def next_pause_s(self) -> float:
+        pause_s, self.pause_s = self.pause_s, min(2 * self.pause_s, FULL_PAUSE_S_MAX)
+        return pause_s
 
 
 class Dispatcher:
@@ -74,9 +102,9 @@ class Dispatcher:
         Raises UnavailableError if no rank can take the request or it was lost once too often, DeadlineError, and what
         the ranks say themselves: RequestError, InternalError.
         """
-        avoid: set[RankId] = set()
+        setbacks = _Setbacks(job.deadline.earlier(self._options.rank_wait_s))
         for number in count(1):
-            legs = await self._place(job, number, avoid)
+            legs = await self._place(job, number, setbacks.avoid)
             sent = False
             try:
                 async with aclosing(self._attempt(job, number, legs)) as progress:
@@ -85,11 +113,19 @@ class Dispatcher:
                         yield item
                 return
             except UnavailableError as error:
-                if sent or number > self._options.retry_max:
+                if sent or not setbacks.may_try_again(error, legs, retry_max=self._options.retry_max):
                     raise
-                avoid.add(error.rank_id if isinstance(error, PrefillLostError) else legs.decode.rank_id)
                 RETRIES.labels(kind_of_error(error)).inc()
                 log.warning("attempt lost: %s", error, extra={"internal_id": job.request_id, "attempt": number})
+                if isinstance(error, CapacityError):
+                    await self._wait_for_room(setbacks)
+
+    async def _wait_for_room(self, setbacks: _Setbacks) -> None:
+        """Returns at once if there is a decode rank that has not been tried."""
+        if all(rank.rank_id in setbacks.avoid for rank in self._table.decode_ranks()):
+            pause = setbacks.patience.earlier(setbacks.next_pause_s())
+            await self._table.wait_for_change(pause)
+            setbacks.avoid.clear()
 
     def _attempt(self, job: Job, number: int, legs: Legs) -> AsyncGenerator[Progress, None]:
         ticket = sign_job(

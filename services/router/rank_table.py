@@ -18,6 +18,9 @@ from whalepod.engine.interface import RankLoad
 
 from .placement import Candidate
 
+REQUESTS_PER_SLOT = 2
+"""As many again as run: they wait for their hand-off meanwhile. More wait better here, where any rank may take them."""
+
 
 class RankDirectory(Protocol):
     """Says which ranks exist: the registry, or addresses given on the command line."""
@@ -80,6 +83,10 @@ class RankTable:
     def decode_ranks(self) -> list[RankInfo]:
         """Decode ranks that take new work."""
         return [info for info in self.ranks.values() if info.role is RankRole.DECODE and not info.draining]
+
+    def room(self) -> int | None:
+        """Requests that the decode ranks take at a time. None: there is none, and whoever comes shall hear it soon."""
+        return REQUESTS_PER_SLOT * sum(self._load(info).slots_total for info in self.decode_ranks()) or None
 
     def candidate(self, info: RankInfo) -> Candidate:
         work = self._work.get(info.rank_id, _Work())

@@ -59,10 +59,11 @@ class RouterParts:
             rng=Random(mint_incarnation()),
             clock=clock,
         )
-        admission = Admission(
+        self._admission = Admission(
             running_max=router.max_concurrent_requests,
             queue_max=router.queue_size,
             queue_timeout_s=router.queue_timeout_seconds,
+            room=self._table.room,
             clock=clock,
         )
         self.front = FrontDoor(
@@ -70,7 +71,7 @@ class RouterParts:
             language=language,
             table=self._table,
             dispatcher=dispatcher,
-            admission=admission,
+            admission=self._admission,
             lookup=self._lookup,
             secret=secret,
             purge_epoch=purge_epoch,
@@ -80,6 +81,7 @@ class RouterParts:
     def ranks_changed(self) -> None:
         """The directory's ranks are others now: whoever waits for one looks again, links to the lost are closed."""
         self._table.wake()
+        self._admission.room_changed()
         keep = {link_key(rank) for rank in self._table.ranks.values()}
         task = asyncio.ensure_future(self._prefills.close_idle_links(keep=keep))
         self._tidying.add(task)

@@ -128,3 +128,24 @@ async def test_closing_refuses_newcomers_and_keeps_its_word_to_those_who_wait() 
     assert not idle.done()
     await waiting.leave()
     await idle
+
+
+async def test_what_the_ranks_take_may_be_less_and_may_grow_and_shrink() -> None:
+    room: list[int | None] = [1]
+    admission = Admission(running_max=5, queue_max=8, queue_timeout_s=5.0, room=lambda: room[0])
+    first, heavy, last = Visitor(admission), Visitor(admission, weight=3), Visitor(admission)
+    await until(lambda: admission.waiting == 2)
+    room[0] = None  # nothing is known: the gate's own number stands
+    admission.room_changed()
+    await until(lambda: first.inside and heavy.inside and last.inside)
+    room[0] = 2
+    waiting = Visitor(admission)
+    await until(lambda: admission.waiting == 1)
+    await first.leave()
+    await last.leave()
+    await asyncio.sleep(0)
+    assert not waiting.inside
+    await heavy.leave()
+    await until(lambda: waiting.inside)
+    await waiting.leave()
+    assert admission.running == 0

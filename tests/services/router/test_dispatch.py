@@ -84,11 +84,41 @@ async def test_a_decode_rank_that_never_comes_back_ends_the_request_with_the_tru
 
 
 async def test_no_more_attempts_than_allowed_are_made(model_dir: Path, decode: FakeDecode) -> None:
-    decode.behaviour.refuse_with = CapacityError("full", retry_after_s=3)
+    decode.behaviour.refuse_with = UnavailableError("draining")
     async with running_router(model_dir, [decode], prefill_replicas=0, retry_max=2) as router:
+        assert await failure_of(router, SHORT) == (503, "unavailable")
+        assert [work.attempt for work in decode.seen.starts] == [1, 2, 3]
+
+
+async def test_a1_a_request_waits_for_room_on_the_only_rank(router: RouterUnderTest, decode: FakeDecode) -> None:
+    decode.behaviour.refuse_with = CapacityError("full")
+    asking = asyncio.create_task(answer_to(router, SHORT))
+    await until(lambda: len(decode.seen.starts) == 4)
+    decode.behaviour.refuse_with = None
+    assert await asking == expected_ids(SHORT, 6)
+    await check_nothing_is_left(router, decode)
+
+
+async def test_a_rank_that_stays_full_ends_the_request_when_its_time_in_the_queue_is_over(
+    model_dir: Path, decode: FakeDecode
+) -> None:
+    decode.behaviour.refuse_with = CapacityError("full", retry_after_s=3)
+    async with running_router(model_dir, [decode], prefill_replicas=0, queue_timeout_seconds=0.5) as router:
         response = await router.http.post("/v1/completions", json={"prompt": SHORT, "max_tokens": 6})
         assert (response.status_code, response.headers["retry-after"]) == (503, "3")
-        assert [work.attempt for work in decode.seen.starts] == [1, 2, 3]
+
+
+async def test_a1_no_more_requests_are_sent_than_the_ranks_take_at_a_time(model_dir: Path, decode: FakeDecode) -> None:
+    decode.behaviour.step = asyncio.Event()
+    async with running_router(model_dir, [decode], prefill_replicas=0) as router:
+        asking = [asyncio.create_task(answer_to(router, SHORT)) for _ in range(20)]
+        await until(lambda: len(decode.seen.starts) == 16)  # twice its 8 slots
+        await asyncio.sleep(0)
+        assert len(decode.live) == 16
+        decode.behaviour.step.set()
+        assert await asyncio.gather(*asking) == [expected_ids(SHORT, 6)] * 20
+        assert len(decode.seen.starts) == 20
+        await check_nothing_is_left(router, decode)
 
 
 @pytest.mark.parametrize(
