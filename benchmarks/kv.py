@@ -15,6 +15,7 @@ import os
 import platform
 import random
 import statistics
+import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -64,14 +65,23 @@ def main() -> None:
         print(f"{options.blocks} blocks of {options.payload_bytes} bytes, batches of {RUN_BLOCKS}, copies at "
               f"{_copy_gbs(work):.1f} GB/s")  # fmt: skip
         print(f"{'':6}{'':30}{'SET GB/s':>10}{'GET GB/s':>10}")
+        figures: dict[str, float] = {}
         speeds = {
-            where: _measured(address, work, rounds=options.rounds, where=where, library=library)
+            where: _measured(address, work, rounds=options.rounds, where=where, library=library, figures=figures)
             for where, address in (("unix", server.unix), ("tcp", server.tcp))
         }
-    print(json.dumps(_summary(speeds["tcp"], speeds["unix"])))
+    print(json.dumps({**_summary(speeds["tcp"], speeds["unix"]), **figures}))
 
 
-def _measured(address: StoreAddress, work: Work, *, rounds: int, where: str, library: Path | None) -> dict[str, Speed]:
+def _measured(
+    address: StoreAddress,
+    work: Work,
+    *,
+    rounds: int,
+    where: str,
+    library: Path | None,
+    figures: dict[str, float],
+) -> dict[str, Speed]:
     ours = [Ours(address, work, connections=connections) for connections in (1, 2)]
     contenders: list[Contender] = [
         *ours,
@@ -88,6 +98,8 @@ def _measured(address: StoreAddress, work: Work, *, rounds: int, where: str, lib
             sets[contender.name].append(_gbs(contender.set, work, before=lambda: admin.flushall(asynchronous=False)))
             gets[contender.name].append(_gbs(contender.get, work))
     if where == "tcp":
+        figures["p99_ms"] = _p99_ms(ours[1], ours[0])
+        print(f"{'':6}one block at a time while others move all: p99 {figures['p99_ms']:.1f} ms")
         _say_what_a_lost_key_does(admin, work, contenders)
     speeds: dict[str, Speed] = {}
     for contender in contenders:
@@ -97,6 +109,22 @@ def _measured(address: StoreAddress, work: Work, *, rounds: int, where: str, lib
         print(f"{where:6}{contender.name:30}{speed.set_gbs:10.2f}{speed.get_gbs:10.2f}")
     admin.close()
     return speeds
+
+
+def _p99_ms(busy: Ours, asking: Ours) -> float:
+    """Of single-block reads by one client while another reads everything again and again."""
+    stop = threading.Event()
+
+    def load() -> None:
+        while not stop.is_set():
+            busy.get()
+
+    thread = threading.Thread(target=load)
+    thread.start()
+    seconds = sorted(asking.get_one(number % 16) for number in range(500))
+    stop.set()
+    thread.join()
+    return round(1000 * seconds[int(0.99 * len(seconds))], 2)
 
 
 def _say_what_a_lost_key_does(admin: redis.Redis, work: Work, contenders: Sequence[Contender]) -> None:

@@ -70,10 +70,16 @@ class NodeSegment:
         self._threads = threading.Lock()
         self._pause = threading.Event()
         self.path = path
-        self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        self._file = _opened(path)
         try:
-            fcntl.flock(self._file, fcntl.LOCK_EX)
-            slots = self._found_slots(namespace, payload_bytes) or self._make(namespace, slots, payload_bytes)
+            found = self._found_slots(namespace, payload_bytes)
+            if not found and os.fstat(self._file).st_size:
+                # Not shortened but replaced: somebody may have it mapped.
+                path.unlink()
+                os.close(self._file)
+                self._file = _opened(path)
+                found = self._found_slots(namespace, payload_bytes)
+            slots = found or self._make(namespace, slots, payload_bytes)
             self._map(slots, payload_bytes)
             fcntl.flock(self._file, fcntl.LOCK_UN)
         except BaseException:
@@ -138,7 +144,6 @@ class NodeSegment:
 
     def _make(self, namespace: bytes, slots: int, payload_bytes: int) -> int:
         size = _layout(slots, payload_bytes)[2]
-        os.ftruncate(self._file, 0)
         # Reserved now: memory that is promised and not there would kill a process at its first touch.
         os.posix_fallocate(self._file, 0, size)
         head = np.zeros(1, HEAD)
@@ -157,6 +162,13 @@ class NodeSegment:
         self.slots = np.frombuffer(self._memory, SLOT, slots, HEAD_BYTES)
         table = np.frombuffer(self._memory, "<u4", table_entries, HEAD_BYTES + slots * SLOT.itemsize)
         self.table = cast("NDArray[np.uint32]", table)
+
+
+def _opened(path: Path) -> int:
+    """A descriptor with the lock held."""
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    fcntl.flock(descriptor, fcntl.LOCK_EX)
+    return descriptor
 
 
 def _layout(slots: int, payload_bytes: int) -> tuple[int, int, int]:

@@ -1,5 +1,5 @@
-"""Reads the headers of blocks quickly: most are as foreseen in every field but checksum, writer, time, owner and
-`exact`.
+"""Reads and writes the headers of blocks quickly: most are as foreseen in every field but checksum, writer, time, owner
+and `exact`.
 
 A fetch of 16 blocks has 16 headers to judge while the next payload waits in the socket, so the common case is a few
 comparisons of bytes. Anything else, right or wrong, is for `parse_header` and `Header.block_refusal` to say.
@@ -26,6 +26,7 @@ HEADER_CHECKSUM_AT = 252
 
 _DEPTH_TOKENS_BYTES = struct.Struct("<IIQ")
 _CHECKSUM = struct.Struct("<Q")
+_STAMPS = struct.Struct("<QQQQ")
 _HEADER_CHECKSUM = struct.Struct("<I")
 
 
@@ -74,3 +75,22 @@ class PlainBlockHeaders:
             == _HEADER_CHECKSUM.unpack_from(head, HEADER_CHECKSUM_AT)[0]
         )
         return (_CHECKSUM.unpack_from(head, CHECKSUM_AT)[0], exact) if plain and exact is not None else None
+
+    def write(
+        self, key: BlockKey, *, checksum: int, exact: bool, owner: int, writer: int, created_unix_ms: int
+    ) -> bytes:
+        """256 bytes, as `encode_header` makes them."""
+        flags = (Flag.MAC if self.signed else 0) | (Flag.EXACT if exact else 0)
+        body = b"".join(
+            (
+                self._start,
+                _HEADER_CHECKSUM.pack(flags),
+                self._before_identity,
+                key.hash,
+                key.parent,
+                _DEPTH_TOKENS_BYTES.pack(key.depth, self.layout.block_tokens, self.layout.payload_bytes),
+                _STAMPS.pack(checksum, writer, created_unix_ms, owner),
+                self._after_owner,
+            )
+        )
+        return body + _HEADER_CHECKSUM.pack(google_crc32c.value(body))

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import cast
 
 from whalepod.core.block_keys import BlockKey
 from whalepod.core.clock import Clock
 from whalepod.core.ids import Incarnation
 
+from .plain_block_headers import PlainBlockHeaders
 from .settings import StoreSettings
 from .store_keys import block_store_key, snapshot_identity
 from .transport import ValueToWrite
@@ -38,28 +40,25 @@ class ValueWriter:
     settings: StoreSettings
     clock: Clock
     mac: ValueMac | None = None
+    _headers: PlainBlockHeaders = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(
+            self, "_headers", PlainBlockHeaders(self.namespace, self.layout, signed=self.mac is not None)
+        )
 
     def block(self, key: BlockKey, payload: tuple[BytesLike, ...], *, exact: bool, owner: int = 0) -> ValueToWrite:
         """`payload`: pieces of flat bytes, `layout.payload_bytes` in total."""
-        header = Header(
-            value_class=ValueClass.BLOCK,
-            format_id=self.layout.format_id,
-            namespace=self.namespace,
-            identity=key.hash,
-            payload_bytes=self.layout.payload_bytes,
-            checksum=0,
-            parts=self.layout.parts,
-            flags=Flag.EXACT if exact else 0,
-            parent=key.parent,
-            depth_blocks=key.depth,
-            tokens=self.layout.block_tokens,
-            writer=self.incarnation,
-            created_unix_ms=self.clock.unix_ms(),
-            draft_fingerprint=owner,
+        created = self.clock.unix_ms()
+        head = partial(
+            self._headers.write, key, exact=exact, owner=owner, writer=self.incarnation, created_unix_ms=created
         )
+        follows = payload
+        if self.mac is not None:
+            follows = (self.mac.extension(head(checksum=0), payload), *payload)
         return ValueToWrite(
             key=block_store_key(key),
-            pieces=self._pieces(header, payload),
+            pieces=(head(checksum=payload_checksum(follows)), *follows),
             life_ms=self.settings.block_life_ms(key.depth),
         )
 

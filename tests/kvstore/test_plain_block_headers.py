@@ -67,3 +67,12 @@ def test_another_length_or_key_is_not_accepted() -> None:
     assert HEADERS.read(raw, KEY, value_bytes=VALUE_BYTES + 1) is None
     assert HEADERS.read(raw, replace(KEY, depth=4), value_bytes=VALUE_BYTES) is None
     assert HEADERS.read(raw, replace(KEY, parent=KEY.hash), value_bytes=VALUE_BYTES) is None
+
+
+@pytest.mark.parametrize("signed", [False, True])
+@pytest.mark.parametrize("exact", [False, True])
+def test_a_header_is_written_as_the_full_encoder_writes_it(signed: bool, exact: bool) -> None:
+    flags = (Flag.MAC if signed else 0) | (Flag.EXACT if exact else 0)
+    header = replace(PLAIN, flags=flags, checksum=77, draft_fingerprint=5, writer=6, created_unix_ms=7)
+    headers = PlainBlockHeaders(NAMESPACE, LAYOUT, signed=signed)
+    assert headers.write(KEY, checksum=77, exact=exact, owner=5, writer=6, created_unix_ms=7) == encode_header(header)
