@@ -23,7 +23,8 @@ from kv_cases.traces import Trace, leaf_first_lru, load_trace, sampled_lru
 from whalepod.kvstore.settings import StoreSettings
 
 SEED = 20_261_129
-STAND_IN = b"x" * 64
+STAND_IN = b"x" * (8 << 10)
+"""Large beside what a client's buffers take of the server's memory, which counts too."""
 USE = """
 local hits = 0
 for i = 1, #KEYS do
@@ -46,6 +47,7 @@ def main() -> None:
     parser.add_argument("--trace", choices=("agentic", "conversation", "synthetic"), default="agentic")
     parser.add_argument("--object-tokens", type=int, default=1024, help="tokens of one object; 256 takes four times")
     parser.add_argument("--share", type=float, default=1.0, help="of the sessions; sizes shrink with it")
+    parser.add_argument("--millions", type=int, nargs="+", default=[2, 4], help="sizes, in millions of tokens")
     parser.add_argument("--port", type=int, default=16_391, help="for the server that is started here")
     options = parser.parse_args()
     trace = load_trace(options.trace, object_tokens=options.object_tokens, seed=SEED, share=options.share)
@@ -54,7 +56,7 @@ def main() -> None:
     with benchmark_server(options.port) as server:
         print(f"redis {server.version}, objects of {options.object_tokens} tokens")
         client = redis_client(server.unix)
-        for millions in (2, 4):
+        for millions in options.millions:
             objects = int(millions * 1e6 * options.share) // options.object_tokens
             figures |= {f"{name}_{millions}m": share for name, share in _shares(client, trace, objects).items()}
     print(json.dumps({name: round(100 * share, 2) for name, share in figures.items()}))
