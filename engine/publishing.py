@@ -156,7 +156,8 @@ class Publisher:
         elif sequence.slot is not None:
             self._transfers.drop(sequence.owner)
         abandoned = sequence.leaving is not None and sequence.leaving.snapshot_sent and not delivered
-        if abandoned or sequence.handoff_unread:
+        # Who still awaits one was given up, perhaps just when the prefill rank had left it.
+        if abandoned or sequence.handoff_unread or sequence.awaiting:
             self._unlink_handoff(sequence)
 
     def handoff_read(self, sequence: Sequence) -> None:

@@ -237,6 +237,18 @@ def test_a_handoff_nobody_will_read_is_unlinked() -> None:
     assert not store.handoffs()
 
 
+def test_a_handoff_that_was_left_but_never_announced_is_unlinked() -> None:
+    store = MemoryStore()
+    prefill(World(store=store), prompt_of(50), name="x")
+    world = World(store=store)
+    request = world.request(prompt_of(50), await_handoff=True, name="x")
+    world.submit(request)
+    assert store.handoffs()
+    world.engine.cancel(request.request_id, 1)
+    world.run()
+    assert not store.handoffs()
+
+
 def test_a_request_that_awaits_its_handoff_computes_nothing_before() -> None:
     world = World()
     request = world.request(prompt_of(20), await_handoff=True)
