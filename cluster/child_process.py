@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 from collections.abc import Sequence
 
 from whalepod.core.clock import SYSTEM_CLOCK, Clock
+from whalepod.core.tasks import cancel_and_wait
 
 log = logging.getLogger(__name__)
 
@@ -43,9 +43,7 @@ class SupervisedChild:
     async def stop(self, *, timeout_s: float) -> None:
         """SIGTERM, and SIGKILL after so long. Idempotent."""
         if self._watcher is not None:
-            self._watcher.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._watcher
+            await cancel_and_wait(self._watcher)
         process = self._process
         if process is None or process.returncode is not None:
             return

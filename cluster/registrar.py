@@ -15,6 +15,7 @@ from whalepod.core.clock import SYSTEM_CLOCK, Clock
 from whalepod.core.credentials import ClusterSecret
 from whalepod.core.errors import AuthenticationError, ConfigError
 from whalepod.core.ids import RankId
+from whalepod.core.tasks import cancel_and_wait
 
 from .registration import RankInfo, open_registration, sign_registration
 from .registration_store import (
@@ -95,9 +96,7 @@ class Registrar:
     async def stop(self) -> None:
         """Leave: routers stop placing here within one poll."""
         if self._loop_task is not None:
-            self._loop_task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._loop_task
+            await cancel_and_wait(self._loop_task)
         me = self._describe()
         with contextlib.suppress(RedisError, OSError, TimeoutError):
             if self._is_mine(await self._redis.get(registration_key(me.rank_id)), me):

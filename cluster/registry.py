@@ -23,6 +23,7 @@ from redis.exceptions import RedisError
 from whalepod.core.clock import SYSTEM_CLOCK, Clock
 from whalepod.core.credentials import ClusterSecret
 from whalepod.core.ids import Incarnation, RankId
+from whalepod.core.tasks import cancel_and_wait
 
 from .liveness import HealthProber, Liveness
 from .purge_epochs import PurgeEpochs
@@ -121,9 +122,7 @@ class RegistryWatcher:
 
     async def stop(self) -> None:
         if self._task is not None:
-            self._task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._task
+            await cancel_and_wait(self._task)
         if self._prober is not None:
             await self._prober.close()
         with contextlib.suppress(RedisError, OSError, TimeoutError):

@@ -6,7 +6,6 @@ The data path works without it. Several may run: one at a time looks after a ser
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 from collections.abc import Callable
 
@@ -21,6 +20,7 @@ from whalepod.cluster.store_connection import store_settings
 from whalepod.core.clock import SYSTEM_CLOCK, Clock
 from whalepod.core.errors import ConfigError
 from whalepod.core.ids import mint_incarnation
+from whalepod.core.tasks import cancel_and_wait
 from whalepod.kvstore.caretaker import Caretaker
 from whalepod.kvstore.server_check import check_servers
 from whalepod.rpc.kv.v1 import kv_pb2_grpc
@@ -60,9 +60,7 @@ async def run_kv_service(
     try:
         await stop.wait()
     finally:
-        tending.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await tending
+        await cancel_and_wait(tending)
         await server.stop(GRACE_S)
         await servicer.close()
         await registry.aclose()

@@ -34,7 +34,7 @@ def _file(name: str) -> Vectors:
 
 
 def _golden(kind: str) -> None:
-    _set(partial(CHECKS[kind], vectors=_file(f"{kind}_f32"), folder=FOLDER, mode=Mode.F32))
+    _set(lambda c: CHECKS[kind](c, _file(f"{kind}_f32"), FOLDER, Mode.F32))
 
 
 def _tail() -> None:
@@ -44,7 +44,7 @@ def _tail() -> None:
 
 def _quantised() -> None:
     vectors = _file("kvq_f32").below("prefill.")
-    _set(partial(CHECKS["prefill"], vectors=vectors, folder=FOLDER, mode=Mode.KVQ))
+    _set(lambda c: CHECKS["prefill"](c, vectors, FOLDER, Mode.KVQ))
 
 
 GOLDEN_SETS: Mapping[str, Callable[[], None]] = {
@@ -73,7 +73,7 @@ INVARIANTS: Mapping[str, Callable[[], None]] = {
 
 def first_to_notice() -> str | None:
     """Name of the first check that fails, None if all pass. Whatever a check raises is its failure."""
-    for name, check in (GOLDEN_SETS | INVARIANTS).items():
+    for name, check in {**GOLDEN_SETS, **INVARIANTS}.items():
         try:
             check()
         except Exception:  # noqa: BLE001  a planted bug may break anything
