@@ -122,6 +122,7 @@ class BlockBatches:
     def _fetch_batch(self, sinks: Sequence[BlockSink], deadline: Deadline) -> int:
         due = self._due([sink.block for sink in sinks])
         value_bytes = HEADER_BYTES + len(sinks[0].buffer)
+        asked_at_s = self._missing.now_s()
         complete = self._transport.read(
             self._transport.shard_of(sinks[0].key),
             sinks,
@@ -133,7 +134,7 @@ class BlockBatches:
             self._note_renewed(due)
             for sink in sinks:
                 if not sink.verified and sink.rejected is None:
-                    self._missing.note(sink.key)
+                    self._missing.note(sink.key, asked_at_s=asked_at_s)
         verified = [sink.verified for sink in sinks]
         metrics.BYTES.labels("read").inc(sum(verified) * value_bytes)
         return leading(verified)

@@ -19,23 +19,34 @@ class MissingKeys:
         self._clock = clock
         self._lock = threading.Lock()
         self._missing_at_s: OrderedDict[bytes, float] = OrderedDict()
+        self._stored_at_s: OrderedDict[bytes, float] = OrderedDict()
 
     def __contains__(self, key: bytes) -> bool:
         with self._lock:
             missing_at_s = self._missing_at_s.get(key)
         return missing_at_s is not None and self._clock.monotonic_s() - missing_at_s < self._life_s
 
-    def note(self, key: bytes) -> None:
-        """The store has answered that it does not have this."""
+    def now_s(self) -> float:
+        """When a question is asked, for `note`."""
+        return self._clock.monotonic_s()
+
+    def note(self, key: bytes, *, asked_at_s: float) -> None:
+        """The store has answered that it does not have this; unless we have stored it since we asked."""
         with self._lock:
-            self._missing_at_s[key] = self._clock.monotonic_s()
-            self._missing_at_s.move_to_end(key)
-            if len(self._missing_at_s) > REMEMBERED_MAX:
-                self._missing_at_s.popitem(last=False)
+            if self._stored_at_s.get(key, float("-inf")) < asked_at_s:
+                _remember(self._missing_at_s, key, self._clock.monotonic_s())
 
     def forget(self, keys: Iterable[bytes]) -> None:
         """They are there now."""
+        now_s = self._clock.monotonic_s()
         with self._lock:
-            if self._missing_at_s:
-                for key in keys:
-                    self._missing_at_s.pop(key, None)
+            for key in keys:
+                self._missing_at_s.pop(key, None)
+                _remember(self._stored_at_s, key, now_s)
+
+
+def _remember(times: OrderedDict[bytes, float], key: bytes, at_s: float) -> None:
+    times[key] = at_s
+    times.move_to_end(key)
+    if len(times) > REMEMBERED_MAX:
+        times.popitem(last=False)

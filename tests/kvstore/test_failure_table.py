@@ -164,9 +164,9 @@ def test_f34_a_full_store_takes_no_hand_off_and_says_so(start_server: StartServe
     server = start_server("--maxmemory", "3mb", "--maxmemory-policy", "noeviction")
     client = open_client(server.address)
     big = SnapshotValue(boundary_tokens=1, mode=1, parts={PartKind.WINDOW_ROWS: bytes(2 << 20)})
-    for attempt in range(3):
-        client.put_snapshot(handoff_snapshot_key(RequestId(b"r" * 16), attempt), big, ttl_s=60, deadline=soon())
-    assert not client.put_snapshot(HANDOFF, snapshot(), ttl_s=60, deadline=soon())
+    for size, value in enumerate((big, snapshot())):
+        keys = (handoff_snapshot_key(RequestId(bytes([size]) * 16), number) for number in range(400))
+        assert any(not client.put_snapshot(key, value, ttl_s=60, deadline=soon()) for key in keys)
     assert client.healthy
 
 
