@@ -49,6 +49,9 @@ COMMANDS: Mapping[str, CommandEntry] = {
     "generate": CommandEntry("generate", "generate", "Complete a prompt, in this process or through a cluster."),
     "chat": CommandEntry("chat", "chat", "Talk to a running cluster."),
     "golden": CommandEntry("golden", "golden", "Compare the model with golden vectors."),
+    "check-determinism": CommandEntry(
+        "check_determinism", "check_determinism", "Check that a request's tokens depend on nothing around it."
+    ),
     "canary": CommandEntry("canary", "canary", "Compare a cluster with the single-process oracle, bit for bit."),
     "kv": CommandEntry("kv", "app", "Look at the store of KV blocks, purge it, check it, or run its service."),
     "checkpoint": CommandEntry("checkpoint", "app", "Write and inspect checkpoints."),
