@@ -23,13 +23,13 @@ from whalepod.core.block_keys import chain_root, derive_block_hashes
 from whalepod.core.clock import Deadline
 from whalepod.core.ids import RequestId
 
+from .device import LaunchedRows
 from .engine import Delivery, Engine
 from .interface import EngineRequest, Fidelity, FinishedEvent, SampledToken, TokensEvent
 from .options import RankOptions
 from .rank_model import RankModel
 from .runner import StepRunner
 from .sampling_params import SamplingParams
-from .scheduler import PlannedRows
 
 TIMEOUT_S: Final = 3600.0
 LEAK: Final = np.float32(2**-20)
@@ -276,7 +276,7 @@ class LeakyRunner:
     def __init__(self, runner: StepRunner) -> None:
         self._runner = runner
 
-    def run(self, rows: Ordered[PlannedRows]) -> list[NDArray[np.float32] | None]:
+    def run(self, rows: Ordered[LaunchedRows]) -> list[NDArray[np.float32] | None]:
         factor = np.float32(1) + LEAK * np.float32(len(rows) - 1)
         return [None if logits is None else logits * factor for logits in self._runner.run(rows)]
 

@@ -2,7 +2,7 @@
 in place.
 
 submit, cancel, hand_off, answer ──▶ sequences
-step():  expire ▶ admit ▶ restore ▶ plan ▶ preempt ▶ run ▶ commit ──▶ events
+step():  expire ▶ admit ▶ restore ▶ plan ▶ preempt ▶ launch ▶ commit the step before ──▶ events
 """
 
 from __future__ import annotations
@@ -10,9 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Ordered
 from dataclasses import replace
-
-import numpy as np
-from numpy.typing import NDArray
 
 from whalepod.core.clock import SYSTEM_CLOCK, Clock
 from whalepod.core.errors import CapacityError, DeadlineError, InternalError, ServingError
@@ -22,7 +19,8 @@ from whalepod.model.tensor_layout import ModelRole
 
 from .admission import RequestChecks
 from .block_pool import BlockPool, SlotPool
-from .finish import Finish, FinishRule
+from .device import Device, RowResult
+from .finish import Finish
 from .grammar.compiler import rank_compiler
 from .guiding import GrammarReady, Guide
 from .interface import (
@@ -41,14 +39,14 @@ from .interface import (
 )
 from .memory_plan import MemoryPlan, plan_memory
 from .options import RankOptions
+from .pipeline import Pipeline
 from .publishing import Publisher
 from .rank_model import RankModel
 from .restore import RestorePlan
 from .restoring import Restorer
-from .runner import RowResult, Runner, StepRunner, run_isolated
-from .sampling import Sampler, noise_key
+from .runner import Runner, StepRunner
 from .scheduler import PlannedRows, Scheduler, step_limits
-from .sequence import Leaving, Sequence
+from .sequence import Leaving, Sequence, new_sequence
 from .state_image import StateImage
 from .state_store import Answer, Loaded, RoomFreed, StateStore
 from .transfers import Transfers
@@ -105,8 +103,6 @@ class Engine:
                 deliver=deliver,
                 clock=clock,
             )
-        runner = Runner(model.network, caches)
-        self._runner: StepRunner = runner if instrument is None else instrument(runner)
         self._restorer = Restorer(
             image=image, pool=pool, boundaries=boundaries, transfers=self.transfers, options=options
         )
@@ -125,8 +121,17 @@ class Engine:
             slots=self.memory.slots,
             deliver=deliver,
         )
-        self.step_work = StepWork()
-        """What the last step computed; the caller has the clock."""
+        runner = Runner(model.network, caches)
+        ahead = options.async_scheduling
+        self._pipeline = Pipeline(
+            Device(
+                runner if instrument is None else instrument(runner), slots=self.memory.slots, ahead=ahead, clock=clock
+            ),
+            scheduler=self._scheduler,
+            guide=self._guide,
+            config=config,
+            steps_ahead=int(ahead),
+        )
         self.preempted = 0
         """How often a request had to give up what it held."""
         self._sequences: dict[RequestId, Sequence] = {}
@@ -179,6 +184,7 @@ class Engine:
             except ServingError as error:
                 self._end_with_error(sequence, error)
                 return
+            sequence.sampler.observe(handoff.first_token.id)
             self._append(sequence, handoff.first_token)
         if handoff.finish_reason is not None:
             self._end(sequence, Finish(handoff.finish_reason, handoff.matched_stop_id))
@@ -209,10 +215,15 @@ class Engine:
 
     # What the thread around it wants to know.
 
+    def take_works(self) -> list[StepWork]:
+        """What the steps that have come back since the last call computed."""
+        works, self._pipeline.works = self._pipeline.works, []
+        return works
+
     @property
     def runnable(self) -> bool:
         """Another step would do something, without a new message."""
-        if any(sequence.computes for sequence in self._scheduler.holding):
+        if self._pipeline or any(sequence.computes for sequence in self._scheduler.holding):
             return True
         return self._scheduler.plan_admission(self._restorer.reusable) is not None
 
@@ -254,6 +265,7 @@ class Engine:
 
     def close(self) -> None:
         """End what is done beside it for its requests. The caches live as long as it does."""
+        self._pipeline.close()
         self._guide.close()
         if self.transfers is not None:
             self.transfers.close()
@@ -261,7 +273,7 @@ class Engine:
     # One step.
 
     def step(self) -> list[StepEvent]:
-        """Do one step and return everything that has happened since the last one, in order."""
+        """Launch one step, and return everything that has happened since the last one, in order."""
         self._expire()
         self._admit()
         for sequence in list(self._scheduler.holding):
@@ -269,12 +281,13 @@ class Engine:
                 self._publisher.publish_blocks(sequence)
                 self._try_leave(sequence)
         plan = self._scheduler.plan_step()
+        if plan.preempt and self._pipeline:
+            # Who gives up its state has all of it, and perhaps nobody needs to.
+            self._settle(ahead=0)
+            plan = self._scheduler.plan_step()
         for victim in plan.preempt:
             self._preempt(victim)
-        self._scheduler.apply_rows(plan)
-        self.step_work = plan.work
-        for planned, result in zip(plan.rows, run_isolated(self._runner, plan.rows), strict=True):
-            self._commit(planned, result)
+        self._settle(ahead=self._pipeline.launch(plan))
         events, self._events = self._events, []
         return events
 
@@ -309,24 +322,29 @@ class Engine:
         self._publisher.let_go(victim)
         self._scheduler.apply_preemption(victim)
 
+    def _settle(self, *, ahead: int) -> None:
+        for planned, result in self._pipeline.settle(ahead=ahead):
+            self._commit(planned, result)
+
     def _commit(self, planned: PlannedRows, result: RowResult) -> None:
         sequence = planned.sequence
         if isinstance(result, Exception):
-            self._end_with_error(sequence, InternalError("the model failed on this request"))
+            known = isinstance(result, ServingError)
+            self._end_with_error(sequence, result if known else InternalError("the model failed on this request"))
             return
         sequence.computed = planned.end
         self._publisher.commit_rows(sequence)
         if not sequence.rows_pending:
             self._rows_done(sequence, result)
 
-    def _rows_done(self, sequence: Sequence, logits: NDArray[np.float32] | None) -> None:
-        """A token is due, or the hand-off of a prompt without one."""
-        if logits is None:
+    def _rows_done(self, sequence: Sequence, token: SampledToken | None) -> None:
+        """A token was drawn, or the hand-off of a prompt without one is due."""
+        if token is None:
             sequence.leaving = Leaving(first_token=None)
             self._try_leave(sequence)
             return
         try:
-            token = self._guide.draw(sequence, logits)
+            self._guide.accept(sequence, token.id)
         except ServingError as error:
             self._end_with_error(sequence, error)
             return
@@ -409,26 +427,15 @@ class Engine:
         return sequence if sequence is not None and sequence.request.attempt == attempt else None
 
     def _new_sequence(self, request: EngineRequest) -> Sequence:
-        config, tokens = self._model.config, len(request.prompt_ids)
+        tokens = len(request.prompt_ids)
         handoff_only = request.work is Work.PREFILL and self._model.role is ModelRole.ENCODER
         self._arrivals += 1
-        return Sequence(
-            request=request,
+        return new_sequence(
+            request,
             arrival=self._arrivals,
-            prompt_tokens=tokens,
             rows_end=self._boundaries.encoder_handoff(tokens) if handoff_only else tokens,
-            tokens=list(request.prompt_ids),
-            hashes=list(request.block_hashes) if request.chain_root is not None else [],
-            sampler=Sampler(
-                request.sampling, key=noise_key(request), eos_id=config.eos_token_id, prompt_ids=request.prompt_ids
-            ),
-            finish_rule=FinishRule(
-                params=request.sampling,
-                prompt_tokens=tokens,
-                context_tokens_max=self.memory.context_tokens_max,
-                eos_id=config.eos_token_id,
-            ),
-            awaiting=request.await_handoff,
+            eos_id=self._model.config.eos_token_id,
+            context_tokens_max=self.memory.context_tokens_max,
         )
 
     def _chunk_stops(self, sequence: Sequence) -> Ordered[int]:

@@ -1,6 +1,6 @@
 """Requests that follow a grammar: compiled beside the engine, then one mask before each of their tokens is drawn.
 
-submitted ──▶ begin ──▶ GrammarCompiler ──▶ GrammarReady ──▶ complete ──▶ draw, draw, …
+submitted ──▶ begin ──▶ GrammarCompiler ──▶ GrammarReady ──▶ complete ──▶ (allowed ──▶ a token is drawn ──▶ accept), …
 
 Meanwhile the request waits, and others are admitted before it.
 """
@@ -11,18 +11,14 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
 
-import numpy as np
-from numpy.typing import NDArray
-
 from whalepod.core.errors import InternalError, InvalidFieldError, ServingError
 from whalepod.core.ids import RequestId
 
 from .grammar.compiler import GrammarCompiler
 from .grammar.errors import GrammarError
-from .grammar.masks import allocate, unpack
+from .grammar.masks import Flags, allocate, unpack
 from .grammar.matcher import CompiledGrammar
 from .grammar.state import GrammarState
-from .interface import SampledToken
 from .sequence import Sequence
 
 FIELD = "grammar"
@@ -87,22 +83,28 @@ class Guide:
         except GrammarError as error:
             raise _refused(error) from error
 
-    def draw(self, sequence: Sequence, logits: NDArray[np.float32]) -> SampledToken:
-        """The next token of a sequence that holds a slot, from the raw logits [vocab] float32; its grammar has moved on
-        by it. Raises InvalidFieldError if the grammar has no way on, InternalError on logits that are no numbers."""
-        position, state = len(sequence.tokens), sequence.grammar
-        if state is None:
-            return sequence.sampler.draw(logits, position=position)
+    def allowed(self, sequence: Sequence) -> Flags:
+        """[vocab] bool: what may follow a sequence that holds a slot, at least one token. Raises InvalidFieldError if
+        its grammar has no way on."""
+        state = sequence.grammar
+        assert state is not None
         assert sequence.slot is not None
         mask = self._masks[sequence.slot.index]
         try:
             state.fill(mask)
-            token = sequence.sampler.draw(logits, position=position, allowed=unpack(mask, self._vocab_size))
-            accepted = state.accept(token.id)
         except GrammarError as error:
             raise _refused(error) from error
-        assert accepted, f"token {token.id} was drawn against its mask"
-        return token
+        return unpack(mask, self._vocab_size)
+
+    def accept(self, sequence: Sequence, token_id: int) -> None:
+        """Move on by a token that was drawn among the allowed ones. Raises InvalidFieldError if the grammar fails."""
+        if sequence.grammar is None:
+            return
+        try:
+            accepted = sequence.grammar.accept(token_id)
+        except GrammarError as error:
+            raise _refused(error) from error
+        assert accepted, f"token {token_id} was drawn against its mask"
 
     def close(self) -> None:
         """End what is being compiled."""

@@ -21,6 +21,8 @@ class RankOptions:
     """Prompt rows of a step that holds no decode row, at most."""
     chunk_tokens_beside_decode: int = 128
     """Prompt, replayed and recomputed rows of a step that holds decode rows, at most: no such row stalls a batch."""
+    async_scheduling: bool = True
+    """Plan a step while the one before it is computed. Changes no token."""
     waiting_max: int = 256
     """Accepted requests that hold nothing yet. One more is refused."""
     soft_slots: int = 32

@@ -13,7 +13,7 @@ import logging
 import threading
 from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from whalepod.core.clock import SYSTEM_CLOCK, Clock
 from whalepod.core.errors import CapacityError, StaleAttemptError, WorkerLostError
@@ -64,7 +64,6 @@ class EngineRank:
         self._on_step = on_step
         self._on_failure = on_failure
         self._on_work = on_work
-        self._clock = clock
         self._limits = RankLimits(
             context_tokens_max=self._engine.memory.context_tokens_max,
             slots_total=self._engine.memory.slots,
@@ -215,11 +214,10 @@ class EngineRank:
         return IDLE_S_MAX if deadline_s is None else min(deadline_s, IDLE_S_MAX)
 
     def _do_step(self) -> None:
-        started_s = self._clock.monotonic_s()
         events = self._engine.step()
-        work = self._engine.step_work
-        if self._on_work is not None and work.decode_rows + work.prompt_rows:
-            self._on_work(replace(work, seconds=self._clock.monotonic_s() - started_s))
+        for work in self._engine.take_works():
+            if self._on_work is not None:
+                self._on_work(work)
         self._load = self._engine.load()
         with self._changed:
             self._report(events)

@@ -4,28 +4,27 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence as Ordered
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from whalepod.model.batch import Segment
 from whalepod.model.caches import Caches
-from whalepod.model.config import ModelConfig
 from whalepod.model.network import Network
 
-from .scheduler import PlannedRows
+if TYPE_CHECKING:
+    from .device import LaunchedRows
 
 log = logging.getLogger(__name__)
 
-RowResult = NDArray[np.float32] | None | Exception
-"""Logits of a planned chunk's last row, None if it needs none, or what computing it raised."""
+LogitsOrError = NDArray[np.float32] | None | Exception
+"""Logits of a chunk's last row, None if it needs none, or what computing it raised."""
 
 
 class StepRunner(Protocol):
     """Computes the rows of a step: the network, or what stands in for it."""
 
-    def run(self, rows: Ordered[PlannedRows]) -> list[NDArray[np.float32] | None]: ...
+    def run(self, rows: Ordered[LaunchedRows]) -> list[NDArray[np.float32] | None]: ...
 
 
 class Runner:
@@ -35,14 +34,14 @@ class Runner:
         self._network = network
         self._caches = caches
 
-    def run(self, rows: Ordered[PlannedRows]) -> list[NDArray[np.float32] | None]:
+    def run(self, rows: Ordered[LaunchedRows]) -> list[NDArray[np.float32] | None]:
         """Compute the rows. For each: logits [vocab] float32 of its last row if a token is due after it, else None."""
-        segments = [segment_of(planned, self._network.config) for planned in rows]
+        segments = [row.segment for row in rows]
         logits = iter(self._network.forward(segments, self._caches).float().numpy())
         return [next(logits) if segment.logits_start is not None else None for segment in segments]
 
 
-def run_isolated(runner: StepRunner, rows: Ordered[PlannedRows]) -> list[RowResult]:
+def run_isolated(runner: StepRunner, rows: Ordered[LaunchedRows]) -> list[LogitsOrError]:
     """Logits, or an error for exactly those sequences whose rows cannot be computed. A broken invariant is raised."""
     if not rows:
         return []
@@ -55,23 +54,4 @@ def run_isolated(runner: StepRunner, rows: Ordered[PlannedRows]) -> list[RowResu
             log.exception("the rows of a request cannot be computed")
             return [error]
     log.warning("a step failed, each of its requests runs alone", extra={"requests": len(rows)})
-    return [result for planned in rows for result in run_isolated(runner, [planned])]
-
-
-def segment_of(planned: PlannedRows, config: ModelConfig) -> Segment:
-    """What the network is told about these rows. Rows that end before L need no logits, whatever comes after them."""
-    sequence, start = planned.sequence, planned.sequence.computed
-    assert sequence.slot is not None
-    last = planned.end == len(sequence.tokens)
-    look_back = config.engram_max_ngram_size - 1
-    return Segment(
-        slot=sequence.slot.index,
-        block_table=sequence.blocks,
-        start=start,
-        token_ids=sequence.tokens[start : planned.end],
-        history=sequence.tokens[max(0, start - look_back) : start],
-        floor=config.floor(sequence.prompt_tokens),
-        window_start=sequence.window_start,
-        write_start=sequence.write_start,
-        logits_start=planned.end - 1 if last else None,
-    )
+    return [result for row in rows for result in run_isolated(runner, [row])]

@@ -51,10 +51,13 @@ def step_limits(options: RankOptions, *, group_tokens: int, block_tokens: int) -
 
 @dataclass(frozen=True, slots=True)
 class PlannedRows:
-    """Rows `sequence.computed` … `end - 1`. `new_blocks` are taken for them."""
+    """Rows `start` … `end - 1`. `new_blocks` are taken for them."""
 
     sequence: Sequence
+    start: int
     end: int
+    draws: bool
+    """The last row is that of the last token, known or on its way: the next one is drawn from it."""
     new_blocks: int = 0
 
 
@@ -68,8 +71,8 @@ class StepPlan:
     @property
     def work(self) -> StepWork:
         """Before it is run: how much it is. Takes no time yet."""
-        decode = sum(planned.sequence.phase is Phase.DECODING for planned in self.rows)
-        return StepWork(decode, sum(planned.end - planned.sequence.computed for planned in self.rows) - decode)
+        decode = sum(planned.sequence.decodes for planned in self.rows)
+        return StepWork(decode, sum(planned.end - planned.start for planned in self.rows) - decode)
 
 
 def plan_admission(
@@ -110,35 +113,43 @@ def plan_step(
     preempted: list[Sequence] = []
     rows: list[PlannedRows] = []
     for sequence in holding:
-        if sequence.phase is not Phase.DECODING or sequence in preempted:
+        if not sequence.decodes or not sequence.computes or sequence in preempted:
             continue
-        new_blocks = _blocks_missing(sequence, sequence.computed + 1, limits)
+        new_blocks = _blocks_missing(sequence, sequence.launched + 1, limits)
         while new_blocks > blocks_free and sequence not in preempted:
             victim = _latest(holding, preempted)
             preempted.append(victim)
             blocks_free += blocks_released(victim)
         if sequence not in preempted:
-            rows.append(PlannedRows(sequence, sequence.computed + 1, new_blocks))
+            rows.append(_rows(sequence, sequence.launched + 1, new_blocks))
             blocks_free -= new_blocks
     budget = limits.chunk_tokens_beside_decode if rows else limits.chunk_tokens
     for sequence in holding:
-        if sequence.phase is not Phase.PREFILLING or sequence in preempted:
+        if sequence.phase is not Phase.PREFILLING or sequence.decodes or sequence in preempted:
             continue
-        end = chunk_end(sequence, stops=stops(sequence), budget=budget, group_tokens=limits.group_tokens)
-        if end > sequence.computed:
-            rows.append(PlannedRows(sequence, end))
-            budget -= end - sequence.computed
+        its_stops = stops(sequence)
+        if sequence.steps_in_flight and sequence.launched in its_stops:
+            continue  # its windows at a stop are copied before more rows write to their ring
+        end = chunk_end(sequence, stops=its_stops, budget=budget, group_tokens=limits.group_tokens)
+        if end > sequence.launched:
+            rows.append(_rows(sequence, end))
+            budget -= end - sequence.launched
     return StepPlan(tuple(preempted), tuple(rows))
 
 
 def chunk_end(sequence: Sequence, *, stops: Ordered[int], budget: int, group_tokens: int) -> int:
-    """Where the next chunk of a sequence ends; `computed` if no chunk fits into the budget."""
-    next_stop = bisect.bisect_right(stops, sequence.computed)
+    """Where the next chunk of a sequence ends; `launched` if no chunk fits into the budget."""
+    next_stop = bisect.bisect_right(stops, sequence.launched)
     limit = min(sequence.rows_end, stops[next_stop]) if next_stop < len(stops) else sequence.rows_end
-    end = sequence.computed + budget
+    end = sequence.launched + budget
     if end >= limit:
         return limit
-    return max(sequence.computed, end - end % group_tokens)
+    return max(sequence.launched, end - end % group_tokens)
+
+
+def _rows(sequence: Sequence, end: int, new_blocks: int = 0) -> PlannedRows:
+    draws = end == len(sequence.tokens) + sequence.drawing
+    return PlannedRows(sequence, sequence.launched, end, draws, new_blocks)
 
 
 def _blocks_missing(sequence: Sequence, rows: int, limits: StepLimits) -> int:
@@ -168,6 +179,8 @@ class Scheduler:
         self._watermark = max(1, blocks.blocks_total // 100)
         self._waiting: list[Sequence] = []
         self._holding: list[Sequence] = []
+        self._departed: list[Sequence] = []
+        """Ended, but rows of theirs are still being computed."""
 
     @property
     def waiting(self) -> Ordered[Sequence]:
@@ -213,31 +226,59 @@ class Scheduler:
 
     def apply_preemption(self, sequence: Sequence) -> None:
         """Take everything back; it waits in its old place."""
+        assert not sequence.steps_in_flight, "rows of a sequence that is preempted are on their way"
+        self._holding.remove(sequence)
         self._give_back(sequence)
         sequence.advance(Phase.WAITING)
         self.add(sequence)
 
     def apply_rows(self, plan: StepPlan) -> None:
-        """Take the blocks that the planned rows need."""
-        for rows in plan.rows:
-            rows.sequence.blocks += self.blocks.allocate(rows.new_blocks)
+        """Take the blocks that the planned rows need; the rows are on their way."""
+        for planned in plan.rows:
+            sequence = planned.sequence
+            sequence.blocks += self.blocks.allocate(planned.new_blocks)
+            sequence.rows_in_flight += planned.end - planned.start
+            sequence.steps_in_flight += 1
+            sequence.drawing += planned.draws
+
+    def apply_result(self, planned: PlannedRows) -> bool:
+        """Planned rows were computed. False: their sequence has ended meanwhile, and nobody wants them."""
+        sequence = planned.sequence
+        sequence.rows_in_flight -= planned.end - planned.start
+        sequence.steps_in_flight -= 1
+        sequence.drawing -= planned.draws
+        if sequence not in self._departed:
+            return True
+        if not sequence.steps_in_flight:
+            self._departed.remove(sequence)
+            self._give_back(sequence)
+        return False
+
+    def has_departed(self, sequence: Sequence) -> bool:
+        """It has ended, but not yet given back what it holds."""
+        return sequence in self._departed
 
     def remove(self, sequence: Sequence) -> None:
-        """A sequence ends, wherever it is."""
+        """A sequence ends, wherever it is. Rows of it that are on their way write to what it holds until they are
+        done."""
         if sequence.slot is None:
             self._waiting.remove(sequence)
+            return
+        self._holding.remove(sequence)
+        if sequence.steps_in_flight:
+            self._departed.append(sequence)
         else:
             self._give_back(sequence)
 
     def check(self) -> None:
         """Assert that blocks and slots are conserved."""
-        self.blocks.check([sequence.blocks for sequence in self._holding])
-        self.slots.check([sequence.slot for sequence in self._holding if sequence.slot is not None])
+        owners = (*self._holding, *self._departed)
+        self.blocks.check([sequence.blocks for sequence in owners])
+        self.slots.check([sequence.slot for sequence in owners if sequence.slot is not None])
         assert all(sequence.slot is None and not sequence.blocks for sequence in self._waiting)
 
     def _give_back(self, sequence: Sequence) -> None:
         assert sequence.slot is not None
-        self._holding.remove(sequence)
         self.slots.release(sequence.slot)
         self.blocks.release(sequence.blocks)
         sequence.slot, sequence.blocks = None, []

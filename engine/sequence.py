@@ -14,7 +14,7 @@ from .grammar.state import GrammarState
 from .interface import EngineRequest, Fidelity, Handoff, SampledToken, Work
 from .parking import Parked
 from .restore import RestorePlan
-from .sampling import Sampler
+from .sampling import Sampler, noise_key
 from .state_store import Owner
 
 
@@ -60,6 +60,12 @@ class Sequence:
     slot: Slot | None = None
     blocks: list[int] = field(default_factory=list)
     computed: int = 0
+    rows_in_flight: int = 0
+    """Rows from `computed` on that are launched."""
+    steps_in_flight: int = 0
+    """Launched steps that hold rows of it. While there are any, what it holds stays its own."""
+    drawing: int = 0
+    """Tokens behind `tokens` that are being drawn."""
     window_start: int = 0
     write_start: int = 0
     exact: bool = True
@@ -109,9 +115,28 @@ class Sequence:
         return self.rows_end - self.computed
 
     @property
+    def launched(self) -> int:
+        """Rows 0 … launched - 1 are computed or on their way."""
+        return self.computed + self.rows_in_flight
+
+    @property
+    def rows_to_launch(self) -> int:
+        """Rows that could be launched now, taking for granted that the token on its way does not end the request. Where
+        it surely does, there are none."""
+        last = self.drawing and (
+            self.is_prefill or self.output_tokens + self.drawing >= self.finish_rule.output_tokens_max
+        )
+        return 0 if last else self.rows_end + self.drawing - self.launched
+
+    @property
+    def decodes(self) -> bool:
+        """Its next row is that of a drawn token."""
+        return self.phase is Phase.DECODING or self.drawing > 0
+
+    @property
     def computes(self) -> bool:
         """The next step could compute rows of it."""
-        return self.phase in (Phase.PREFILLING, Phase.DECODING) and self.rows_pending > 0
+        return self.phase in (Phase.PREFILLING, Phase.DECODING) and self.rows_to_launch > 0
 
     @property
     def is_prefill(self) -> bool:
@@ -148,9 +173,8 @@ class Sequence:
         self.exact = plan.exact
 
     def append(self, token_id: int) -> None:
-        """A token was drawn, here or by the rank before."""
+        """A token was drawn, here or by the rank before; the sampler knows of it."""
         self.tokens.append(token_id)
-        self.sampler.observe(token_id)
         self.rows_end = len(self.tokens)
 
     def hash_of(self, depth: int, *, block_tokens: int) -> BlockHash:
@@ -164,3 +188,26 @@ class Sequence:
                 self.tokens[start : start + block_tokens], root=parent, block_tokens=block_tokens
             )
         return self.hashes[depth]
+
+
+def new_sequence(
+    request: EngineRequest, *, arrival: int, rows_end: int, eos_id: int, context_tokens_max: int
+) -> Sequence:
+    """An accepted request that holds nothing yet."""
+    tokens = len(request.prompt_ids)
+    return Sequence(
+        request=request,
+        arrival=arrival,
+        prompt_tokens=tokens,
+        rows_end=rows_end,
+        tokens=list(request.prompt_ids),
+        hashes=list(request.block_hashes) if request.chain_root is not None else [],
+        sampler=Sampler(request.sampling, key=noise_key(request), eos_id=eos_id, prompt_ids=request.prompt_ids),
+        finish_rule=FinishRule(
+            params=request.sampling,
+            prompt_tokens=tokens,
+            context_tokens_max=context_tokens_max,
+            eos_id=eos_id,
+        ),
+        awaiting=request.await_handoff,
+    )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
@@ -27,12 +27,14 @@ from whalepod.engine.interface import (
 )
 from whalepod.engine.options import RankOptions
 from whalepod.engine.rank_model import RankModel
+from whalepod.engine.runner import StepRunner
 from whalepod.engine.sampling_params import SamplingParams
 from whalepod.engine.state_store import StateStore
 from whalepod.model.tensor_layout import ModelRole
 
 CHECKPOINT = Path(__file__).parents[1] / "golden" / "tiny_a" / "ckpt_f32"
-OPTIONS = RankOptions(slots=4, blocks=64, chunk_tokens=64, chunk_tokens_beside_decode=32)
+OPTIONS = RankOptions(slots=4, blocks=64, chunk_tokens=64, chunk_tokens_beside_decode=32, async_scheduling=False)
+"""In step with the test: what a step launches, it reports. `test_pipeline` runs one step ahead."""
 
 
 @cache
@@ -124,10 +126,11 @@ class World:
         store: StateStore | None = None,
         options: RankOptions = OPTIONS,
         role: ModelRole = ModelRole.FULL,
+        instrument: Callable[[StepRunner], StepRunner] | None = None,
     ) -> None:
         model = tiny_model(role)
         self._answers: deque[Delivery] = deque()
-        self.engine = Engine(model, options, store=store, deliver=self._answers.append)
+        self.engine = Engine(model, options, store=store, deliver=self._answers.append, instrument=instrument)
         self.request = RequestMaker(model).request
         self.heard: dict[RequestId, Heard] = {}
         self.worked = False

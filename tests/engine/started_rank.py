@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from tests.engine.engine_world import GREEDY, OPTIONS, RequestMaker, prompt_of, tiny_model
@@ -27,7 +28,7 @@ class StartedRank:
     def __init__(
         self,
         *,
-        options: RankOptions = OPTIONS,
+        options: RankOptions = replace(OPTIONS, async_scheduling=True),
         store: StateStore | None = None,
         role: ModelRole = ModelRole.FULL,
         start: bool = True,

@@ -1,0 +1,114 @@
+"""Steps on their way to the device and back, in order. With `async_scheduling` one runs while the next is planned and
+queued behind it (`runtime.md` §1.5).
+
+    plan ──▶ launch ──▶ device ──▶ settle ──▶ (rows, what came of them)
+
+Planning takes every token on its way for granted. If it turns out to have been a request's last, the row behind it was
+computed for nothing: its result is dropped, and what it wrote to is given back only after it has run.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+
+from whalepod.core.errors import ServingError
+from whalepod.model.batch import Segment
+from whalepod.model.config import ModelConfig
+
+from .device import UNKNOWN_ID, Device, LaunchedRows, LaunchedStep, RowResult
+from .grammar.masks import Flags
+from .guiding import Guide
+from .interface import StepWork
+from .scheduler import PlannedRows, Scheduler, StepPlan
+
+
+class Pipeline:
+    """Belongs to the engine's thread."""
+
+    def __init__(
+        self, device: Device, *, scheduler: Scheduler, guide: Guide, config: ModelConfig, steps_ahead: int
+    ) -> None:
+        self._device = device
+        self._scheduler = scheduler
+        self._guide = guide
+        self._config = config
+        self._steps_ahead = steps_ahead
+        self._flying: deque[tuple[StepPlan, LaunchedStep]] = deque()
+        self.works: list[StepWork] = []
+        """Of the steps that have come back, until somebody takes them."""
+
+    def __len__(self) -> int:
+        """Steps that are on their way."""
+        return len(self._flying)
+
+    def launch(self, plan: StepPlan) -> int:
+        """Take what the plan needs and send its rows off. How many steps may stay on their way meanwhile."""
+        if not plan.rows:
+            return 0
+        work = plan.work
+        self._scheduler.apply_rows(plan)
+        self._flying.append((plan, self._device.launch([self._launched(planned) for planned in plan.rows], work)))
+        if len(self._flying) == 1:
+            self._guide_first()
+        return self._steps_ahead
+
+    def settle(self, *, ahead: int) -> Iterator[tuple[PlannedRows, RowResult]]:
+        """Bring steps back until `ahead` are on their way: all rows of requests that are still here, one by one.
+
+        The caller commits each before it asks for the next.
+        """
+        while len(self._flying) > ahead:
+            plan, step = self._flying.popleft()
+            results = self._device.finish(step)
+            self.works.append(step.work)
+            for planned, result in zip(plan.rows, results, strict=True):
+                if self._scheduler.apply_result(planned):
+                    yield planned, result
+            self._guide_first()
+
+    def close(self) -> None:
+        self._device.close()
+
+    def _launched(self, planned: PlannedRows) -> LaunchedRows:
+        sequence = planned.sequence
+        assert sequence.slot is not None
+        return LaunchedRows(
+            sequence=sequence,
+            slot=sequence.slot,
+            segment=segment_of(planned, self._config),
+            draws=planned.draws,
+            guided=planned.draws and sequence.grammar is not None,
+        )
+
+    def _guide_first(self) -> None:
+        """All tokens before the first step are known now: say what may follow in it."""
+        if not self._flying or not self._flying[0][1].guided:
+            return
+        step = self._flying[0][1]
+        allowed: dict[int, Flags | ServingError] = {}
+        for index, row in enumerate(step.rows):
+            if row.guided and not self._scheduler.has_departed(row.sequence):
+                try:
+                    allowed[index] = self._guide.allowed(row.sequence)
+                except ServingError as error:
+                    allowed[index] = error
+        self._device.draw_guided(step, allowed)
+
+
+def segment_of(planned: PlannedRows, config: ModelConfig) -> Segment:
+    """What the network is told about these rows. Rows that end before L need no logits, whatever comes after them."""
+    sequence, start = planned.sequence, planned.start
+    assert sequence.slot is not None
+    look_back = config.engram_max_ngram_size - 1
+    return Segment(
+        slot=sequence.slot.index,
+        block_table=tuple(sequence.blocks),
+        start=start,
+        token_ids=sequence.tokens[start : planned.end] or (UNKNOWN_ID,),
+        history=sequence.tokens[max(0, start - look_back) : start],
+        floor=config.floor(sequence.prompt_tokens),
+        window_start=sequence.window_start,
+        write_start=sequence.write_start,
+        logits_start=planned.end - 1 if planned.draws else None,
+    )

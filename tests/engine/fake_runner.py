@@ -1,0 +1,52 @@
+"""Stands in for the network: a row's logits are a function of all tokens up to it, read back from block memory.
+
+Whoever writes to a block that is not his, or reads one that was given away, gets other logits.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from whalepod.engine.device import LaunchedRows
+from whalepod.model.batch import Segment
+
+TABLE_ROWS = 64
+
+
+class FakeRunner:
+    """Counts what it computes. `fails`: raises for every step that holds a row of these requests."""
+
+    def __init__(
+        self, *, block_tokens: int, vocab_size: int, eos_id: int, fails: frozenset[bytes] = frozenset()
+    ) -> None:
+        self._block_tokens = block_tokens
+        self._memory: dict[int, NDArray[np.int64]] = {}
+        self._table = np.random.Generator(np.random.PCG64(5)).normal(0, 2, (TABLE_ROWS, vocab_size)).astype(np.float32)
+        self._table[:4, eos_id] = 12  # an answer may end at any token
+        self._fails = fails
+        self.steps = 0
+        self.decode_rows = 0
+
+    def run(self, rows: Sequence[LaunchedRows]) -> list[NDArray[np.float32] | None]:
+        if any(row.sequence.request.request_id in self._fails for row in rows):
+            raise RuntimeError("a kernel failed")
+        self.steps += 1
+        return [self._logits(row.segment) for row in rows]
+
+    def _logits(self, segment: Segment) -> NDArray[np.float32] | None:
+        assert min(segment.token_ids) >= 0, "a row without a token"
+        for position, token_id in enumerate(segment.token_ids, segment.start):
+            if position >= segment.write_start:
+                block = segment.block_table[position // self._block_tokens]
+                row = self._memory.setdefault(block, np.full(self._block_tokens, -1, np.int64))
+                row[position % self._block_tokens] = token_id
+        if segment.logits_start is None:
+            return None
+        self.decode_rows += len(segment.token_ids) == 1
+        blocks = segment.block_table[: -(-segment.end // self._block_tokens)]
+        tokens = np.concatenate([self._memory[block] for block in blocks])[: segment.end]
+        return self._table[zlib.crc32(tokens.tobytes()) % TABLE_ROWS]

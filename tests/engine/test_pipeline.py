@@ -1,0 +1,236 @@
+"""One step ahead of the device: the same tokens as in step with it, and nothing lost or given away too early."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from random import Random
+
+import pytest
+
+from tests.engine.engine_world import GREEDY, OPTIONS, SEEDED, World, oracle, prompt_of, tiny_model
+from tests.engine.fake_runner import FakeRunner
+from whalepod.core.errors import InternalError
+from whalepod.core.ids import RequestId
+from whalepod.engine.interface import EngineRequest, Fidelity, FinishReason
+from whalepod.engine.options import RankOptions
+from whalepod.engine.runner import StepRunner
+from whalepod.engine.sampling_params import SamplingParams
+
+AHEAD = replace(OPTIONS, async_scheduling=True)
+
+
+def _fake(fails: frozenset[bytes] = frozenset()) -> FakeRunner:
+    model = tiny_model()
+    return FakeRunner(
+        block_tokens=model.block_tokens,
+        vocab_size=model.config.vocab_size,
+        eos_id=model.config.eos_token_id,
+        fails=fails,
+    )
+
+
+def _world(options: RankOptions, runner: FakeRunner) -> World:
+    return World(options=options, instrument=lambda _: runner)
+
+
+@dataclass(slots=True)
+class Life:
+    """What one random life of an engine said of each request, and what it was made of."""
+
+    said: dict[RequestId, tuple[object, ...]] = field(default_factory=dict)
+    cancelled: set[RequestId] = field(default_factory=set)
+    events: int = 0
+    preempted: int = 0
+
+
+def _random_request(world: World, rng: Random, name: str) -> EngineRequest:
+    sampling = SamplingParams(
+        temperature=rng.choice((0.0, 1.0)),
+        seed=rng.randrange(1000),
+        max_tokens=rng.randrange(1, 24),
+        min_tokens=0,
+        ignore_eos=rng.random() < 0.3,
+        stop_token_ids=tuple(rng.sample(range(3, 500), rng.choice((0, 20)))),
+        repetition_penalty=rng.choice((1.0, 1.3)),
+        frequency_penalty=rng.choice((0.0, 0.7)),
+    )
+    prompt = prompt_of(rng.randrange(1, 80), seed=rng.randrange(4))
+    fidelity, shares = rng.choice(list(Fidelity)), rng.random() < 0.8
+    return world.request(prompt, sampling, fidelity=fidelity, shares=shares, name=name)
+
+
+def _live(seed: int, *, ahead: bool, requests: int = 12) -> Life:
+    """Arrivals, drops, stops, caps and preemptions, the same for both ways; blocks are counted after every step."""
+    rng, runner, life = Random(seed), _fake(), Life()
+    options = replace(
+        OPTIONS,
+        async_scheduling=ahead,
+        slots=rng.randint(1, 6),
+        blocks=rng.randint(7, 16),
+        context_tokens_max=104,
+        chunk_tokens=rng.choice((8, 24, 64)),
+        chunk_tokens_beside_decode=rng.choice((4, 16)),
+        prefix_reuse=rng.random() < 0.7,
+        parked_bytes=0,
+    )
+    world = _world(options, runner)
+    arrivals = sorted(rng.randrange(30) for _ in range(requests))
+    drops = {index: rng.randrange(1, 25) for index in range(requests) if rng.random() < 0.25}
+    # In an order of their own, so that every request is the same however many steps there are.
+    asked = [_random_request(world, rng, f"r{index}") for index in range(requests)]
+    steps = 0
+    while steps < 60 or world.engine.runnable:
+        for index, request in enumerate(asked):
+            if arrivals[index] == steps:
+                world.submit(request)
+                life.events += 1
+            if index in drops and arrivals[index] + drops[index] == steps:
+                world.engine.cancel(request.request_id, 1)
+                if not world.heard[request.request_id].ends:
+                    life.cancelled.add(request.request_id)
+                life.events += 1
+        for event in world.step():
+            assert event.request_id not in life.cancelled, "a dropped request was heard of"
+            life.events += 1
+        steps += 1
+    load = world.engine.load()
+    assert (load.running, load.waiting, load.blocks_free) == (0, 0, load.blocks_total)
+    assert len(world.engine.take_works()) == runner.steps, "a step came back twice, or never"
+    world.engine.close()
+    life.preempted = world.engine.preempted
+    for request_id, heard in world.heard.items():
+        end = (heard.end.reason, heard.end.matched_stop_id) if request_id not in life.cancelled else None
+        life.said[request_id] = (tuple(heard.tokens), end)
+    return life
+
+
+def _same(seed: int) -> tuple[Life, Life]:
+    """One life both ways; what was dropped may have been dropped earlier."""
+    ahead, in_step = _live(seed, ahead=True), _live(seed, ahead=False)
+    dropped = ahead.cancelled | in_step.cancelled
+    for request_id, said in in_step.said.items():
+        if request_id not in dropped:
+            assert ahead.said[request_id] == said, f"seed {seed}: {request_id!r} differs"
+        else:
+            both = [life.said[request_id][0] for life in (ahead, in_step)]
+            shorter, longer = sorted(both, key=len)  # type: ignore[arg-type]
+            assert longer[: len(shorter)] == shorter, f"seed {seed}: {request_id!r} differs"  # type: ignore[index,arg-type]
+    return ahead, in_step
+
+
+def _many(seeds: range) -> None:
+    lives = [life for seed in seeds for life in _same(seed)]
+    assert sum(life.preempted for life in lives) > 0
+    assert sum(len(life.cancelled) for life in lives) > 0
+    reasons = {said[1][0] for life in lives for said in life.said.values() if said[1] is not None}  # type: ignore[index]
+    assert reasons == {FinishReason.STOP, FinishReason.LENGTH}
+
+
+def test_a_step_ahead_says_the_same_in_random_lives() -> None:
+    _many(range(30))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_a_step_ahead_says_the_same_in_a_thousand_random_lives() -> None:
+    _many(range(1000))
+
+
+def _simulate(events: int) -> None:
+    seed, done = 10_000, 0
+    while done < events:
+        try:
+            done += _live(seed, ahead=True, requests=40).events
+        except AssertionError as error:
+            raise AssertionError(f"seed {seed}: {error}") from error
+        seed += 1
+
+
+def test_thousands_of_events_lose_no_block_and_no_step() -> None:
+    _simulate(5_000)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_a_hundred_thousand_events_lose_no_block_and_no_step() -> None:
+    _simulate(100_000)
+
+
+@pytest.mark.parametrize("max_tokens", [1, 2, 5])
+def test_a_cap_that_is_known_wastes_no_row(max_tokens: int) -> None:
+    runner = _fake()
+    _world(AHEAD, runner).generate(prompt_of(20), replace(GREEDY, max_tokens=max_tokens))
+    assert runner.decode_rows == max_tokens - 1
+
+
+def test_a_stop_wastes_one_row() -> None:
+    in_step, ahead = _fake(), _fake()
+    ids = _world(OPTIONS, in_step).generate(prompt_of(20), replace(GREEDY, max_tokens=9)).ids
+    heard = _world(AHEAD, ahead).generate(prompt_of(20), replace(GREEDY, max_tokens=9, stop_token_ids=(ids[3],)))
+    assert heard.ids == ids[: ids.index(ids[3]) + 1]
+    assert ahead.decode_rows == len(heard.ids)
+
+
+def test_what_a_dropped_request_holds_stays_its_own_until_its_rows_are_done() -> None:
+    world = _world(AHEAD, _fake())
+    request = world.request(prompt_of(40))
+    world.submit(request)
+    world.step()
+    free = world.engine.load().blocks_free
+    world.engine.cancel(request.request_id, 1)
+    assert world.engine.load().blocks_free == free
+    world.engine.check()
+    world.run()
+    load = world.engine.load()
+    assert (load.running, load.blocks_free) == (0, load.blocks_total)
+    assert not world.heard[request.request_id].ends
+
+
+def test_a_failing_forward_ends_its_request_and_no_other() -> None:
+    good_alone = _world(AHEAD, _fake()).generate(prompt_of(20)).ids
+    fails = RequestId(b"bad".ljust(16))
+    world = _world(AHEAD, _fake(frozenset({fails})))
+    good, bad = world.submit(world.request(prompt_of(20))), world.submit(world.request(prompt_of(30), name="bad"))
+    world.run()
+    assert isinstance(bad.end.error, InternalError)
+    assert good.ids == good_alone
+
+
+def test_logits_that_are_no_numbers_end_their_request_although_its_next_row_is_on_its_way() -> None:
+    runner = _fake()
+    runner._table[:] = float("nan")
+    heard = _world(AHEAD, runner).generate(prompt_of(20))
+    assert isinstance(heard.end.error, InternalError)
+    assert not heard.tokens
+
+
+def test_the_model_says_the_same_a_step_ahead() -> None:
+    world = World(options=replace(AHEAD, chunk_tokens=24))
+    cases = [(60, SEEDED), (17, GREEDY), (45, SEEDED)]
+    heard = []
+    for tokens, sampling in cases:
+        heard.append(world.submit(world.request(prompt_of(tokens), sampling)))
+        world.step()
+    world.run()
+    assert [tuple(each.tokens) for each in heard] == [oracle(tokens, sampling) for tokens, sampling in cases]
+
+
+def _answer(options: RankOptions, instrument: Callable[[StepRunner], StepRunner] | None = None) -> list[list[int]]:
+    """Two requests under grammars and one without, together."""
+    world = World(options=options, instrument=instrument)
+    digits = SamplingParams(
+        temperature=1, seed=3, max_tokens=12, so_args={"schema_type": "regex", "schema": "[0-9]{3}-[a-f]{2,6}"}
+    )
+    heard = [
+        world.submit(world.request(prompt_of(20 + index), sampling))
+        for index, sampling in enumerate((digits, replace(SEEDED, max_tokens=9), replace(digits, seed=4)))
+    ]
+    world.run()
+    return [each.ids for each in heard]
+
+
+def test_grammars_are_followed_a_step_ahead() -> None:
+    ahead, in_step = _answer(AHEAD, lambda _: _fake()), _answer(OPTIONS, lambda _: _fake())
+    assert ahead == in_step
+    assert all(ahead)
