@@ -49,4 +49,12 @@ class FakeRunner:
         self.decode_rows += len(segment.token_ids) == 1
         blocks = segment.block_table[: -(-segment.end // self._block_tokens)]
         tokens = np.concatenate([self._memory[block] for block in blocks])[: segment.end]
-        return self._table[zlib.crc32(tokens.tobytes()) % TABLE_ROWS]
+        return self._after(tokens)
+
+    def logits_after(self, tokens: Sequence[int]) -> NDArray[np.float32]:
+        """What the row of the last of these tokens gives."""
+        return self._after(np.array(tokens, np.int64))
+
+    def _after(self, tokens: NDArray[np.int64]) -> NDArray[np.float32]:
+        row: NDArray[np.float32] = self._table[zlib.crc32(tokens.tobytes()) % TABLE_ROWS]
+        return row

@@ -16,6 +16,7 @@ from whalepod.engine.state_store import StateStore
 from whalepod.model.tensor_layout import ModelRole
 
 WAIT_S = 60.0
+AHEAD = replace(OPTIONS, async_scheduling=True)
 
 
 def tokens_of(events: Sequence[StepEvent]) -> tuple[SampledToken, ...]:
@@ -28,7 +29,7 @@ class StartedRank:
     def __init__(
         self,
         *,
-        options: RankOptions = replace(OPTIONS, async_scheduling=True),
+        options: RankOptions = AHEAD,
         store: StateStore | None = None,
         role: ModelRole = ModelRole.FULL,
         start: bool = True,

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from random import Random
 
+import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from tests.engine.engine_world import GREEDY, OPTIONS, SEEDED, World, oracle, prompt_of, tiny_model
 from tests.engine.fake_runner import FakeRunner
+from whalepod.core.clock import SYSTEM_CLOCK
 from whalepod.core.errors import InternalError
 from whalepod.core.ids import RequestId
+from whalepod.engine.device import LaunchedRows
 from whalepod.engine.interface import EngineRequest, Fidelity, FinishReason
 from whalepod.engine.options import RankOptions
 from whalepod.engine.runner import StepRunner
+from whalepod.engine.sampling import Sampler
 from whalepod.engine.sampling_params import SamplingParams
 
 AHEAD = replace(OPTIONS, async_scheduling=True)
@@ -234,3 +240,44 @@ def test_grammars_are_followed_a_step_ahead() -> None:
     ahead, in_step = _answer(AHEAD, lambda _: _fake()), _answer(OPTIONS, lambda _: _fake())
     assert ahead == in_step
     assert all(ahead)
+
+
+def test_every_token_that_was_drawn_counts_for_the_penalties_of_the_next() -> None:
+    sampling = SamplingParams(temperature=0, frequency_penalty=2, presence_penalty=2, max_tokens=40, ignore_eos=True)
+    runner, prompt = _fake(), prompt_of(20)
+    ids = _world(AHEAD, runner).generate(prompt, sampling).ids
+    for drawn in range(len(ids)):
+        sampler = Sampler(sampling, key=0, eos_id=1, prompt_ids=prompt, output_ids=ids[:drawn])
+        logits = runner.logits_after((*prompt, *ids[:drawn]))
+        assert sampler.draw(logits, position=len(prompt) + drawn).id == ids[drawn]
+
+
+class _TimedRunner:
+    """A device that takes 5 ms a step and holds no lock meanwhile."""
+
+    def __init__(self, runner: FakeRunner) -> None:
+        self._runner = runner
+
+    def run(self, rows: Sequence[LaunchedRows]) -> list[NDArray[np.float32] | None]:
+        time.sleep(0.005)
+        return self._runner.run(rows)
+
+
+def _seconds_in_pipe(options: RankOptions) -> tuple[float, float]:
+    """Device seconds, and how much of the host's planning they hid."""
+    world = World(options=options, instrument=lambda _: _TimedRunner(_fake()))
+    for index in range(4):
+        world.submit(world.request(prompt_of(20 + index), replace(GREEDY, max_tokens=30)))
+    started_s = SYSTEM_CLOCK.monotonic_s()
+    while world.engine.runnable:
+        world.engine.step()
+        time.sleep(0.004)  # what a busy host does between steps
+    elapsed_s = SYSTEM_CLOCK.monotonic_s() - started_s
+    return sum(work.seconds for work in world.engine.take_works()), elapsed_s
+
+
+def test_the_device_works_while_the_host_does() -> None:
+    ahead_device_s, ahead_s = _seconds_in_pipe(AHEAD)
+    device_s, in_step_s = _seconds_in_pipe(OPTIONS)
+    assert in_step_s - device_s > 30 * 0.004
+    assert ahead_s - ahead_device_s < (in_step_s - device_s) / 2
