@@ -12,7 +12,7 @@ from __future__ import annotations
 import argparse
 import json
 import tempfile
-import time
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 from queue import SimpleQueue
@@ -42,7 +42,7 @@ class TimedRunner:
         self._logits = np.linspace(0, 1, vocab_size, dtype=np.float32)
 
     def run(self, rows: Sequence[LaunchedRows]) -> list[NDArray[np.float32] | None]:
-        time.sleep(self._seconds)
+        threading.Event().wait(self._seconds)
         return [self._logits if row.draws else None for row in rows]
 
 

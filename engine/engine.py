@@ -122,16 +122,8 @@ class Engine:
             deliver=deliver,
         )
         runner = Runner(model.network, caches)
-        ahead = options.async_scheduling
-        self._pipeline = Pipeline(
-            Device(
-                runner if instrument is None else instrument(runner), slots=self.memory.slots, ahead=ahead, clock=clock
-            ),
-            scheduler=self._scheduler,
-            guide=self._guide,
-            config=config,
-            steps_ahead=int(ahead),
-        )
+        self._runner: StepRunner = runner if instrument is None else instrument(runner)
+        self._pipeline = self._new_pipeline(ahead=options.async_scheduling)
         self.preempted = 0
         """How often a request had to give up what it held."""
         self._sequences: dict[RequestId, Sequence] = {}
@@ -425,6 +417,15 @@ class Engine:
     def _live(self, request_id: RequestId, attempt: int) -> Sequence | None:
         sequence = self._sequences.get(request_id)
         return sequence if sequence is not None and sequence.request.attempt == attempt else None
+
+    def _new_pipeline(self, *, ahead: bool) -> Pipeline:
+        return Pipeline(
+            Device(self._runner, slots=self.memory.slots, ahead=ahead, clock=self._clock),
+            scheduler=self._scheduler,
+            guide=self._guide,
+            config=self._model.config,
+            steps_ahead=int(ahead),
+        )
 
     def _new_sequence(self, request: EngineRequest) -> Sequence:
         tokens = len(request.prompt_ids)

@@ -10,7 +10,6 @@ import pytest
 from tests.engine.engine_world import GREEDY, OPTIONS, World, decode, oracle, prefill, prompt_of
 from tests.engine.memory_store import MemoryStore
 from whalepod.core.errors import DeadlineError, InternalError, StaleAttemptError
-from whalepod.engine.device import LaunchedRows
 from whalepod.engine.interface import (
     Fidelity,
     FinishReason,
@@ -21,6 +20,7 @@ from whalepod.engine.interface import (
     TokensEvent,
     Work,
 )
+from whalepod.engine.scheduler import PlannedRows
 from whalepod.kvstore.settings import RETENTION_S_MAX
 from whalepod.kvstore.value_format import PartKind
 from whalepod.model.tensor_layout import ModelRole
@@ -107,14 +107,14 @@ def test_a_request_can_be_ended_from_outside_with_a_reason() -> None:
 
 
 def _break_runner(world: World, broken: set[bytes]) -> None:
-    run = world.engine._pipeline._device._runner.run
+    run = world.engine._runner.run
 
-    def breaking(rows: list[LaunchedRows]) -> object:
+    def breaking(rows: list[PlannedRows]) -> object:
         if any(planned.sequence.request.request_id in broken for planned in rows):
             raise RuntimeError("a kernel failed")
         return run(rows)
 
-    world.engine._pipeline._device._runner.run = breaking  # type: ignore[method-assign,assignment]
+    world.engine._runner.run = breaking  # type: ignore[method-assign,assignment]
 
 
 def test_a_failing_forward_ends_the_requests_it_fails_for_and_no_others() -> None:
@@ -134,7 +134,7 @@ def test_a_broken_invariant_is_not_contained() -> None:
     def breaking(rows: object) -> object:
         raise AssertionError("a block is owned twice")
 
-    world.engine._pipeline._device._runner.run = breaking  # type: ignore[method-assign,assignment]
+    world.engine._runner.run = breaking  # type: ignore[method-assign,assignment]
     world.submit(world.request(prompt_of(20)))
     with pytest.raises(AssertionError, match="owned twice"):
         world.step()
