@@ -351,4 +351,5 @@ def rank_options(config: ClusterConfig, role: RankRole) -> RankOptions:
         chunk_tokens=pool.chunk_tokens,
         chunk_tokens_beside_decode=min(pool.chunk_tokens, config.decode.chunk_tokens),
         context_tokens_max=config.engine.context_tokens_max,
+        async_scheduling=config.engine.async_scheduling,
     )
