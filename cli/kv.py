@@ -18,7 +18,7 @@ from whalepod.cluster.purge_epochs import raise_epoch
 from whalepod.cluster.registration_store import connect_registry
 from whalepod.cluster.store_connection import store_settings
 from whalepod.core.clock import SYSTEM_CLOCK, Deadline
-from whalepod.kvstore.caretaker import Caretaker, Stats
+from whalepod.kvstore.caretaker import Caretaker, Stats, owned_by
 from whalepod.kvstore.fault_check import check_faults
 from whalepod.kvstore.faults import StoreFault
 from whalepod.kvstore.server_check import check_servers, server_info
@@ -134,8 +134,7 @@ async def _serve(config: ClusterConfig) -> None:
 
 def _doomed(tenant: str | None, namespace: str | None, writer: str | None) -> Callable[[StoredBlock], bool]:
     if tenant:
-        owner = owner_tag(tenant)
-        return lambda block: block.owner == owner
+        return owned_by([owner_tag(tenant)])
     try:
         if namespace:
             wanted = bytes.fromhex(namespace)

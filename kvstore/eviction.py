@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import heapq
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 
 from .survey import StoredBlock
 
@@ -36,18 +36,14 @@ def plan_eviction(blocks: Sequence[StoredBlock], *, bytes_to_free: int, keys_max
     return chosen
 
 
-def plan_quotas(
-    blocks: Sequence[StoredBlock], *, quota_bytes: int | None, quotas: Mapping[int, int] | None = None, keys_max: int
-) -> list[StoredBlock]:
-    """Blocks of those owners who have more than their share: their own leaves, the oldest first. `quotas` by owner;
-    others have `quota_bytes`, None: no limit."""
+def plan_quotas(blocks: Sequence[StoredBlock], *, quota_bytes: int | None, keys_max: int) -> list[StoredBlock]:
+    """Blocks of those owners who have more than `quota_bytes` (None: no limit): their own leaves, the oldest first."""
     by_owner: defaultdict[int, list[StoredBlock]] = defaultdict(list)
     for block in blocks:
         by_owner[block.owner].append(block)
     chosen: list[StoredBlock] = []
     for owner, theirs in by_owner.items():
-        limit = (quotas or {}).get(owner, quota_bytes)
-        excess = sum(block.value_bytes for block in theirs) - limit if limit is not None and owner else 0
+        excess = sum(block.value_bytes for block in theirs) - quota_bytes if quota_bytes is not None and owner else 0
         if excess > 0:
             chosen += plan_eviction(theirs, bytes_to_free=excess, keys_max=keys_max - len(chosen))
     return chosen

@@ -16,7 +16,7 @@ from whalepod.cluster.error_codes import status_of_error
 from whalepod.cluster.purge_epochs import raise_epoch
 from whalepod.core.clock import Clock
 from whalepod.core.errors import InvalidFieldError, ServingError, UnavailableError
-from whalepod.kvstore.caretaker import Caretaker
+from whalepod.kvstore.caretaker import Caretaker, owned_by
 from whalepod.kvstore.faults import StoreFault
 from whalepod.kvstore.store_keys import owner_tag
 from whalepod.kvstore.survey import StoredBlock
@@ -115,8 +115,7 @@ def doomed_by(request: kv_pb2.PurgeRequest) -> Callable[[StoredBlock], bool]:
     """Which blocks a purge is about. Raises InvalidFieldError if it does not say so properly."""
     match request.WhichOneof("scope"):
         case "tenant" if request.tenant:
-            owner = owner_tag(request.tenant)
-            return lambda block: block.owner == owner
+            return owned_by([owner_tag(request.tenant)])
         case "namespace" if len(request.namespace) == NAMESPACE_BYTES:
             namespace = request.namespace
             return lambda block: block.namespace == namespace

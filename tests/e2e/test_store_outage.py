@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Callable
 
@@ -12,6 +11,7 @@ import pytest
 
 from tests.e2e.served_cluster import ServedCluster
 from whalepod.core.clock import Deadline
+from whalepod.core.ids import mint_nonce
 
 pytestmark = pytest.mark.slow
 
@@ -35,7 +35,7 @@ def goodput(cluster: ServedCluster, truth: str) -> int:
 
     def work() -> None:
         while not deadline.expired:
-            response = complete(cluster, os.urandom(8).hex())
+            response = complete(cluster, mint_nonce().hex())
             if response.status_code == 200 and response.json()["choices"][0]["text"] == truth:
                 done.append(1)
             else:
