@@ -4,8 +4,9 @@
 
 Objects are stand-ins of a few bytes under the keys' own expiry rule (`kvstore/settings.py`): each use sets a key's
 expiry to the retention, less a tilt for its depth, in the trace's time. The server's memory limit is what so many
-stand-ins take. In the same run: exact leaf-first LRU and `allkeys-lru`, simulated (its clock ticks in seconds, so it
-cannot be replayed quickly), and the server's own `allkeys-lfu` and `volatile-ttl` without the tilt. The last line is
+stand-ins take. `hit` is with the evictor, whose low mark is the size; `volatile_ttl` without it. In the same run: exact
+leaf-first LRU and `allkeys-lru`, simulated (its clock ticks in seconds, so it cannot be replayed quickly; without the
+server's pool of candidates), and the server's own `allkeys-lfu` and `volatile-ttl` without the tilt. The last line is
 one JSON object.
 """
 
@@ -20,7 +21,10 @@ from kv_cases.contenders import redis_client
 from kv_cases.server import benchmark_server
 from kv_cases.traces import Trace, leaf_first_lru, load_trace, sampled_lru
 
+from whalepod.kvstore.caretaker import EVICT_HIGH, EVICT_LOW
+from whalepod.kvstore.eviction import plan_eviction
 from whalepod.kvstore.settings import StoreSettings
+from whalepod.kvstore.survey import StoredBlock
 
 SEED = 20_261_129
 STAND_IN = b"x" * (8 << 10)
@@ -67,7 +71,8 @@ def _shares(client: redis.Redis, trace: Trace, objects: int) -> dict[str, float]
     shares = {
         "exact": leaf_first_lru(trace, objects=objects),
         "allkeys_lru": sampled_lru(trace, objects=objects, samples=5, seed=SEED),
-        "hit": _replayed(client, trace, objects, policy="volatile-ttl", tilt_ms=tilt_ms),
+        "hit": _tended(client, trace, objects, tilt_ms=tilt_ms),
+        "volatile_ttl": _replayed(client, trace, objects, policy="volatile-ttl", tilt_ms=tilt_ms),
         "volatile_ttl_untilted": _replayed(client, trace, objects, policy="volatile-ttl", tilt_ms=0),
         "allkeys_lfu": _replayed(client, trace, objects, policy="allkeys-lfu", tilt_ms=0),
     }
@@ -81,13 +86,44 @@ def _replayed(client: redis.Redis, trace: Trace, objects: int, *, policy: str, t
     _limit(client, objects, policy)
     use = client.register_script(USE)
     settings = StoreSettings()
-    base_ms = (time_ms(client)) + round(settings.retention_s * 1000)
+    base_ms = time_ms(client) + round(settings.retention_s * 1000)
     hit = 0
     for request in trace.requests:
         expiry = base_ms + round(request.at_s * 1000)
         chain = request.chain[:KEYS_AT_ONCE]
         if chain:
             hit += cast("int", use(keys=chain, args=[expiry, tilt_ms, round(settings.tilt_s_max * 1000), STAND_IN]))
+    return hit * trace.object_tokens / trace.tokens
+
+
+def _tended(client: redis.Redis, trace: Trace, objects: int, *, tilt_ms: int) -> float:
+    """Share of prompt tokens hit with the evictor's plan: `objects` is its low mark, and expiries are the server's."""
+    client.config_set("maxmemory", 0)
+    client.flushall(asynchronous=False)
+    use = client.register_script(USE)
+    settings = StoreSettings()
+    base_ms = time_ms(client) + round(settings.retention_s * 1000)
+    parents: dict[bytes, bytes] = {}
+    hit = 0
+    for request in trace.requests:
+        chain = request.chain[:KEYS_AT_ONCE]
+        if chain:
+            expiry = base_ms + round(request.at_s * 1000)
+            hit += cast("int", use(keys=chain, args=[expiry, tilt_ms, round(settings.tilt_s_max * 1000), b"x"]))
+            parents |= zip(chain, (b"", *chain[:-1]), strict=True)
+        if len(parents) > objects * EVICT_HIGH / EVICT_LOW:
+            with client.pipeline(transaction=False) as pipeline:
+                for name in parents:
+                    pipeline.pttl(name)
+                lives = cast("list[int]", pipeline.execute())
+            stored = [
+                StoredBlock(name, name, parent, b"", 0, 0, 1, left_ms)
+                for (name, parent), left_ms in zip(parents.items(), lives, strict=True)
+            ]
+            doomed = plan_eviction(stored, bytes_to_free=len(stored) - objects, keys_max=len(stored))
+            client.unlink(*(block.key for block in doomed))
+            for block in doomed:
+                del parents[block.key]
     return hit * trace.object_tokens / trace.tokens
 
 
