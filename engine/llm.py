@@ -7,16 +7,21 @@ outputs = LLM(model_dir).generate(["Once upon a time"], SamplingParams(temperatu
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from queue import SimpleQueue
+from typing import Any
+
+from rich.console import Console
+from rich.progress import Progress
 
 from whalepod.core.clock import Deadline
 from whalepod.core.errors import ServingError
 from whalepod.core.ids import RequestId, mint_request_id
 from whalepod.model.detokenizer import Detokenizer
-from whalepod.model.tokenizer import Tokenizer
+from whalepod.model.prompt import PromptEncoder
 
 from .engine import Delivery, Engine
 from .interface import EngineRequest, Fidelity, FinishedEvent, FinishReason, SampledToken, StepEvent, TokensEvent
@@ -25,6 +30,10 @@ from .rank_model import RankModel
 from .sampling_params import SamplingParams
 
 Prompt = str | Sequence[int]
+Message = Mapping[str, Any]
+"""{"role": …, "content": …}"""
+
+SERVED_NAME = "model"
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +66,11 @@ class _Progress:
     end: FinishedEvent | None = None
     error: ServingError | None = None
 
+    @property
+    def failed(self) -> bool:
+        """It was refused."""
+        return self.error is not None
+
 
 class LLM:
     """A loaded model that answers batches of prompts. Not thread-safe."""
@@ -83,28 +97,74 @@ class LLM:
         options = RankOptions(
             slots=slots, blocks=blocks, chunk_tokens=chunk_tokens, context_tokens_max=context_tokens_max
         )
-        self._tokenizer = Tokenizer.from_dir(model_dir)
-        self._bos_id = model.config.bos_token_id
+        self._tokenizer = model.tokenizer
+        self._config = model.config
         self._answers: SimpleQueue[Delivery] = SimpleQueue()
         self._engine = Engine(model, options, store=None, deliver=self._answers.put)
+        self._context_tokens = self._engine.memory.context_tokens_max
 
     def generate(
-        self, prompts: Prompt | Sequence[Prompt], params: SamplingParams | Sequence[SamplingParams] | None = None
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        use_tqdm: bool = False,
     ) -> list[RequestOutput]:
         """One output a prompt, in order. A prompt that fails does not lose the others.
 
         A text becomes the begin-of-sequence token and its tokens, none of which is special; a list of ids is taken as
-        it is. `params`: for all prompts, or one for each. Raises ValueError if their numbers differ.
+        it is. `params`: for all prompts, or one for each. `use_tqdm`: show on stderr how many have ended. Raises
+        ValueError if their numbers differ.
         """
-        listed = _listed(prompts)
+        return self._answer([self._ids(prompt) for prompt in _listed(prompts)], params, use_tqdm=use_tqdm)
+
+    def chat(
+        self,
+        messages: Sequence[Message] | Sequence[Sequence[Message]],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        thinking: bool = False,
+        use_tqdm: bool = False,
+    ) -> list[RequestOutput]:
+        """One answer a conversation, in order, as `generate` would give for its prompt. `messages`: one conversation or
+        several, in the form of the HTTP API, whose rules for sampling do not apply here.
+
+        Raises RequestError on messages that the prompt format does not take, CheckpointError if the tokenizer lacks the
+        special tokens of that format.
+        """
+        conversations = [messages] if messages and isinstance(messages[0], Mapping) else messages
+        kind = {"type": "enabled" if thinking else "disabled"}
+        prompts = [
+            self._encoder.chat(
+                {"model": SERVED_NAME, "messages": list(conversation), "thinking": kind, "max_tokens": 1},
+                context_tokens=self._context_tokens,
+            ).prompt_ids
+            for conversation in conversations
+        ]
+        return self._answer([tuple(prompt) for prompt in prompts], params, use_tqdm=use_tqdm)
+
+    @cached_property
+    def _encoder(self) -> PromptEncoder:
+        return PromptEncoder(self._tokenizer, self._config, served_names=(SERVED_NAME,))
+
+    def _answer(
+        self,
+        listed: Sequence[tuple[int, ...]],
+        params: SamplingParams | Sequence[SamplingParams] | None,
+        *,
+        use_tqdm: bool,
+    ) -> list[RequestOutput]:
         each = [params or SamplingParams()] * len(listed) if not isinstance(params, Sequence) else list(params)
         if len(each) != len(listed):
             raise ValueError(f"{len(listed)} prompts, but {len(each)} sampling parameters")
-        progress = {mint_request_id(): _Progress(self._ids(prompt)) for prompt in listed}
+        progress = {mint_request_id(): _Progress(prompt) for prompt in listed}
         for (request_id, its_progress), sampling in zip(progress.items(), each, strict=True):
             self._submit(request_id, its_progress, sampling)
-        for event in self._events():
-            _note(progress[event.request_id], event)
+        with _bar(shown=use_tqdm) as bar:
+            task = bar.add_task("requests", total=len(listed), completed=sum(each.failed for each in progress.values()))
+            for event in self._events():
+                _note(progress[event.request_id], event)
+                bar.advance(task, isinstance(event, FinishedEvent))
         return [self._output(its_progress) for its_progress in progress.values()]
 
     def close(self) -> None:
@@ -138,7 +198,9 @@ class LLM:
                 return
 
     def _ids(self, prompt: Prompt) -> tuple[int, ...]:
-        return (self._bos_id, *self._tokenizer.encode(prompt)) if isinstance(prompt, str) else tuple(prompt)
+        return (
+            (self._config.bos_token_id, *self._tokenizer.encode(prompt)) if isinstance(prompt, str) else tuple(prompt)
+        )
 
     def _output(self, progress: _Progress) -> RequestOutput:
         detokenizer = Detokenizer(self._tokenizer)
@@ -151,6 +213,10 @@ class LLM:
             matched_stop_id=None if end is None else end.matched_stop_id,
         )
         return RequestOutput(progress.prompt_ids, output, progress.error if end is None else end.error)
+
+
+def _bar(*, shown: bool) -> Progress:
+    return Progress(console=Console(stderr=True), disable=not shown)
 
 
 def _note(progress: _Progress, event: StepEvent) -> None:

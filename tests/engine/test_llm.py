@@ -6,13 +6,15 @@ import subprocess
 import sys
 from dataclasses import replace
 from functools import cache
+from pathlib import Path
 
 import pytest
 
 from tests.engine.engine_world import CHECKPOINT, GREEDY, SEEDED, oracle, prompt_of
 from whalepod import LLM, SamplingParams
-from whalepod.core.errors import ContextLengthError
+from whalepod.core.errors import ContextLengthError, RequestError
 from whalepod.engine.interface import FinishReason
+from whalepod.model.tiny_checkpoint import write_tiny_checkpoint
 
 
 @cache
@@ -53,3 +55,33 @@ def test_importing_the_package_imports_no_torch() -> None:
     code = "import sys, whalepod; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False, timeout=60).returncode == 0
     assert SamplingParams(temperature=0).greedy
+
+
+def test_a_conversation_is_answered_as_its_prompt_is(tmp_path: Path) -> None:
+    write_tiny_checkpoint(tmp_path / "model")
+    llm, one = LLM(tmp_path / "model", context_tokens_max=128), replace(GREEDY, max_tokens=2)
+    conversation = [{"role": "user", "content": "hi"}]
+    (answer,) = llm.chat(conversation, one)
+    both = llm.chat([conversation, [*conversation, {"role": "assistant", "content": "x"}, *conversation]], one)
+    assert both[0].output == answer.output
+    assert len(both[1].prompt_ids) > len(both[0].prompt_ids)
+    assert llm.generate([answer.prompt_ids], one)[0].output == answer.output
+    assert llm.chat(conversation, one, thinking=True)[0].prompt_ids != answer.prompt_ids
+    with pytest.raises(RequestError):
+        llm.chat([{"role": "nobody", "content": "hi"}], one)
+
+
+def test_progress_is_shown_on_stderr_only(capsys: pytest.CaptureFixture[str]) -> None:
+    _llm().generate([prompt_of(17), prompt_of(200)], replace(GREEDY, max_tokens=1), use_tqdm=True)
+    shown = capsys.readouterr()
+    assert (shown.out, "100%" in shown.err) == ("", True)
+    _llm().generate([prompt_of(17)], replace(GREEDY, max_tokens=1))
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.slow
+def test_the_example_runs() -> None:
+    example = Path(__file__).parents[2] / "examples" / "offline_inference.py"
+    run = subprocess.run([sys.executable, example], capture_output=True, text=True, check=False, timeout=120)
+    assert run.returncode == 0, run.stderr
+    assert run.stdout.count("->") == 4
