@@ -98,6 +98,8 @@ def _measured(
             sets[contender.name].append(_gbs(contender.set, work, before=lambda: admin.flushall(asynchronous=False)))
             gets[contender.name].append(_gbs(contender.get, work))
     if where == "tcp":
+        admin.flushall(asynchronous=False)
+        ours[0].set()
         figures["p99_ms"] = _p99_ms(ours[1], ours[0])
         print(f"{'':6}one block at a time while others move all: p99 {figures['p99_ms']:.1f} ms")
         _say_what_a_lost_key_does(admin, work, contenders)
