@@ -21,11 +21,10 @@ from pydantic.fields import FieldInfo
 from whalepod.core.errors import ConfigError
 
 from .config import ClusterConfig
+from .upstream_variables import check_upstream, upstream_values
 
 VARIABLE_PREFIX = "WHALEPOD_"
 UNPREFIXED_SECTION = "router"
-UPSTREAM_VARIABLES: Mapping[str, str] = {"DEEPINFER_HF_MODEL_DIR": "model"}
-"""Variables of the published engine that name one of our settings."""
 
 Path_ = tuple[str, ...]
 
@@ -79,9 +78,12 @@ def load_config(
         _put(values, setting.path, _parse(text, setting))
         origins[setting.path] = origin
     try:
-        return ClusterConfig.model_validate(values)
+        config = ClusterConfig.model_validate(values)
     except ValidationError as error:
         raise ConfigError(_explain(error, origins)) from None
+    set_by = origins.get(("fidelity", "default"))
+    check_upstream(variables or {}, default_fidelity=config.fidelity.default.value, set_by=set_by)
+    return config
 
 
 def unknown_variables(variables: Mapping[str, str]) -> dict[str, str]:
@@ -116,9 +118,8 @@ def _setting(path: Path_, field: FieldInfo) -> Setting:
 def _given(variables: Mapping[str, str], flags: Mapping[str, str]) -> Iterator[tuple[Setting, str, str]]:
     """(setting, where it was set, text), weakest first."""
     by_key = {setting.key: setting for setting in settings()}
-    for variable, key in UPSTREAM_VARIABLES.items():
-        if variable in variables:
-            yield by_key[key], variable, variables[variable]
+    for key, variable, text in upstream_values(variables):
+        yield by_key[key], variable, text
     for setting in by_key.values():
         if setting.variable in variables:
             yield setting, setting.variable, variables[setting.variable]
