@@ -9,7 +9,7 @@ import pytest
 
 from tests.engine.engine_world import GREEDY, OPTIONS, World, decode, oracle, prefill, prompt_of
 from tests.engine.memory_store import MemoryStore
-from whalepod.core.errors import DeadlineError, InternalError, StaleAttemptError
+from whalepod.core.errors import DeadlineError, StaleAttemptError
 from whalepod.engine.interface import (
     Fidelity,
     FinishReason,
@@ -20,7 +20,6 @@ from whalepod.engine.interface import (
     TokensEvent,
     Work,
 )
-from whalepod.engine.scheduler import PlannedRows
 from whalepod.kvstore.settings import RETENTION_S_MAX
 from whalepod.kvstore.value_format import PartKind
 from whalepod.model.tensor_layout import ModelRole
@@ -101,43 +100,6 @@ def test_a_request_can_be_ended_from_outside_with_a_reason() -> None:
     world.engine.fail(request.request_id, 1, StaleAttemptError("newer"))
     world.run()
     assert isinstance(heard.end.error, StaleAttemptError)
-
-
-# A forward that fails
-
-
-def _break_runner(world: World, broken: set[bytes]) -> None:
-    run = world.engine._runner.run
-
-    def breaking(rows: list[PlannedRows]) -> object:
-        if any(planned.sequence.request.request_id in broken for planned in rows):
-            raise RuntimeError("a kernel failed")
-        return run(rows)
-
-    world.engine._runner.run = breaking  # type: ignore[method-assign,assignment]
-
-
-def test_a_failing_forward_ends_the_requests_it_fails_for_and_no_others() -> None:
-    world = World()
-    good, bad = world.request(prompt_of(20)), world.request(prompt_of(30))
-    _break_runner(world, {bad.request_id})
-    heard_good, heard_bad = world.submit(good), world.submit(bad)
-    world.run()
-    assert isinstance(heard_bad.end.error, InternalError)
-    assert heard_good.ids == _greedy_ids()
-    _nothing_held(world)
-
-
-def test_a_broken_invariant_is_not_contained() -> None:
-    world = World()
-
-    def breaking(rows: object) -> object:
-        raise AssertionError("a block is owned twice")
-
-    world.engine._runner.run = breaking  # type: ignore[method-assign,assignment]
-    world.submit(world.request(prompt_of(20)))
-    with pytest.raises(AssertionError, match="owned twice"):
-        world.step()
 
 
 # Prefill and hand-off
