@@ -23,6 +23,8 @@ from whalepod.cluster.serve_lock import AlreadyServingError, ServeLock
 from whalepod.cluster.shipped_model import SHIPPED_MODEL_NAME, shipped_model_dir
 from whalepod.core.clock import SYSTEM_CLOCK
 from whalepod.core.errors import UnavailableError
+from whalepod.model.checkpoint import check_tensors
+from whalepod.model.config import ModelConfig
 
 from .cluster_options import with_cluster_config
 from .user_dirs import cache_dir, state_dir
@@ -35,6 +37,8 @@ STOP_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 def serve(config: ClusterConfig) -> None:
     """Start Redis, Ray, a prefill pool, a decode pool and a router here, and serve until interrupted."""
     console = Console(highlight=False, soft_wrap=True)
+    if config.model is not None:
+        check_tensors(config.model, ModelConfig.from_dir(config.model))
     lock = ServeLock(state_dir(), config.router.http_port)
     try:
         lock.acquire()

@@ -18,7 +18,16 @@ from whalepod.cluster.ticket_gate import TicketGate, claimed_identity
 from whalepod.cluster.wire import handoff_from_proto
 from whalepod.core.errors import AuthenticationError, CapacityError, InternalError, ServingError
 from whalepod.core.ids import RequestId
-from whalepod.engine.interface import FinishedEvent, FinishReason, Handoff, HandoffEvent, RankLoad, StepEvent, Work
+from whalepod.engine.interface import (
+    EngineRequest,
+    FinishedEvent,
+    FinishReason,
+    Handoff,
+    HandoffEvent,
+    RankLoad,
+    StepEvent,
+    Work,
+)
 from whalepod.rpc.decode.v1 import decode_pb2, decode_pb2_grpc
 
 log = logging.getLogger(__name__)
@@ -147,13 +156,21 @@ class DecodeServicer(decode_pb2_grpc.DecodeServiceServicer):
             return  # repeated
         try:
             request = self._gate.admit_or_raise(start.ticket)
-            self._owners[claimed] = stream
-            stream.live.add(claimed)
-            self._engine.submit(request)
+            self._submit(claimed, request, stream)
         except ServingError as error:
-            self._disown(claimed)
             refusal = FinishedEvent(*claimed, reason=FinishReason.ERROR, error=error)
             stream.send(encode_step([refusal], self._engine.load()))
+
+    def _submit(self, key: Key, request: EngineRequest, stream: RouterStream) -> None:
+        """Only what the gate has admitted gets here, and once: whoever merely names a live request does not own it."""
+        assert key not in self._owners
+        self._owners[key] = stream
+        stream.live.add(key)
+        try:
+            self._engine.submit(request)
+        except ServingError:
+            self._disown(key)
+            raise
 
     def _ready(self, ready: decode_pb2.Ready, stream: RouterStream) -> None:
         key = (RequestId(ready.request_id), ready.attempt)

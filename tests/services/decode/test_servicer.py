@@ -173,6 +173,21 @@ async def test_nobody_cancels_or_completes_anothers_request(redis_port: int) -> 
         assert len((await stream.end_of(key)).tokens) == 24
 
 
+async def test_naming_anothers_request_does_not_take_it_away(redis_port: int) -> None:
+    async with decode_rank(redis_port) as (rank, router, stream):
+        ticket = router.ticket(prompt_of(20), LONG)
+        key = stream.start(ticket)
+        await stream.until(lambda: len(stream.heard[key].tokens) > 0)
+        unsigned = common_pb2.SignedTicket(ticket=ticket.ticket, mac=bytes(32))
+        for stolen, reason in ((unsigned, AuthenticationError), (ticket, StaleAttemptError)):
+            async with decode_stream(rank.info.address) as other:
+                other.start(stolen)
+                end = (await other.end_of(key)).end
+                assert end is not None
+                assert isinstance(end.error, reason)
+        assert len((await stream.end_of(key)).tokens) == 24
+
+
 async def test_refusals_end_their_request_alone_with_their_reason(redis_port: int) -> None:
     async with decode_rank(redis_port) as (rank, router, stream):
         good = stream.start(router.ticket(prompt_of(20), LONG))
