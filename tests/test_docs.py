@@ -63,5 +63,7 @@ def test_commands_that_pages_tell_people_to_run_exist() -> None:
         page = path.read_text(encoding="utf-8")
         for target in re.findall(r"\bmake ([a-z][a-z-]*)\b", "\n".join(re.findall(r"`[^`]+`", page))):
             assert target in targets, f"{path.name}: make {target}"
-        for command in re.findall(r"\bwhalepod ([a-z][a-z-]*[a-z])\b", "\n".join(re.findall(r"`[^`\n]+`", page))):
+        for command in re.findall(
+            r"(?<!from )\bwhalepod ([a-z][a-z-]*[a-z])\b", "\n".join(re.findall(r"`[^`\n]+`", page))
+        ):
             assert command in COMMANDS, f"{path.name}: whalepod {command}"
