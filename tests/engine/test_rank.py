@@ -21,6 +21,7 @@ from whalepod.core.errors import (
     StaleAttemptError,
     WorkerLostError,
 )
+from whalepod.engine.device import LaunchedRows
 from whalepod.engine.interface import (
     Fidelity,
     FinishReason,
@@ -29,7 +30,6 @@ from whalepod.engine.interface import (
     Work,
 )
 from whalepod.engine.rank import EngineRank
-from whalepod.engine.scheduler import PlannedRows
 from whalepod.model.tensor_layout import ModelRole
 
 ENDLESS = replace(GREEDY, max_tokens=900)
@@ -176,7 +176,7 @@ def test_stopping_ends_everything_that_was_accepted() -> None:
 def test_a_broken_invariant_ends_every_request_and_is_reported_once() -> None:
     with _started() as world:
 
-        def breaking(rows: Sequence[PlannedRows]) -> list[Any]:
+        def breaking(rows: Sequence[LaunchedRows]) -> list[Any]:
             raise AssertionError("a block is owned twice")
 
         waiting = world.submit(20, await_handoff=True)
