@@ -6,7 +6,7 @@ result follows from what was used.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 
 from .boundaries import Boundaries
@@ -80,7 +80,9 @@ def plan_restore(
         )
     boundary = boundaries.hit(stored_tokens=usable * boundaries.block_tokens, prompt_tokens=prompt_tokens)
     if strict and boundary and available.turn_snapshot == SnapshotAt(boundary, exact=True):
-        return _from_snapshot(Source.TURN_SNAPSHOT, boundary, exact=True, boundaries=boundaries)
+        plan = _from_snapshot(Source.TURN_SNAPSHOT, boundary, exact=True, boundaries=boundaries)
+        # More may be there than a hit uses: a hand-off whose snapshot is gone wanted its blocks up to L.
+        return replace(plan, write_start=usable * boundaries.block_tokens)
     start = boundaries.replay_start(boundary=boundary, prompt_tokens=prompt_tokens, exact=strict)
     halo_start = boundaries.replay_start(boundary=boundary, prompt_tokens=prompt_tokens, exact=True)
     return RestorePlan(

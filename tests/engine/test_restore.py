@@ -46,6 +46,11 @@ def test_exact_resumes_at_a_turn_snapshot_without_replay() -> None:
     assert plan.window_start == 272 - 15
 
 
+def test_blocks_beyond_a_turn_snapshot_are_not_written_again() -> None:
+    plan = _plan(Available(blocks=18, blocks_exact=18, turn_snapshot=SnapshotAt(272, exact=True)))
+    assert (plan.source, plan.start, plan.write_start) == (Source.TURN_SNAPSHOT, 272, 288)
+
+
 def test_exact_replays_the_halo_without_a_usable_turn_snapshot() -> None:
     unusable = (None, SnapshotAt(256, exact=True), SnapshotAt(272, exact=False))
     for turn in unusable:
