@@ -37,12 +37,13 @@ ENDLESS = replace(GREEDY, max_tokens=900)
 
 @contextmanager
 def _started(**kinds: Any) -> Generator[StartedRank]:
+    before = set(threading.enumerate())
     world = StartedRank(**kinds)
     try:
         yield world
     finally:
         world.stop()
-        assert not any(thread.name.startswith("engine-") for thread in threading.enumerate())
+        assert not [thread for thread in set(threading.enumerate()) - before if thread.name.startswith("engine-")]
 
 
 def test_a_rank_generates_what_the_oracle_says() -> None:
