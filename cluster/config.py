@@ -153,7 +153,7 @@ class KvSettings(_Section):
         default=None, ge=0, description="blocks shared by the ranks of a machine; default: 128 with serve, else none"
     )
     node_cache_dir: Path = Field(default=Path("/dev/shm"), description="where they are kept: a file system in memory")
-    port: Port = Field(default=8300, description="gRPC port of `whalepod kv serve`")
+    port: Port = Field(default=8400, description="gRPC port of `whalepod kv serve`")
     tenant_quota_mib: int | None = Field(
         default=None, ge=1, description="blocks that one tenant may have on each server; default: no limit"
     )

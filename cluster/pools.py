@@ -10,6 +10,7 @@ import asyncio
 import importlib
 import logging
 import os
+import warnings
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -91,7 +92,9 @@ def _is_started_again() -> bool:
     """Whether Ray has started this actor before, in a process that died."""
     import ray  # noqa: PLC0415
 
-    return bool(ray.get_runtime_context().was_current_actor_reconstructed)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # Ray's property warns of another of its own properties
+        return bool(ray.get_runtime_context().was_current_actor_reconstructed)
 
 
 class RankPools:
