@@ -3,6 +3,8 @@
     body ──▶ PromptEncoder.chat ──▶ ChatPrompt(prompt_ids, max_tokens, …) ──▶ engine
                                         └─▶ parser(…) ◀── token ids ── engine
 
+`protocols.py` says in which forms a body may come.
+
 Everything here is CPU work without shared mutable state: call it from a pool of threads, never on the event loop.
 """
 
@@ -24,6 +26,7 @@ from whalepod.core.errors import (
 )
 
 from .config import ModelConfig
+from .protocols import CHAT, MESSAGES, RESPONSES, Protocol, set_fields, with_messages_wishes
 from .special_tokens import recipe_special_tokens
 from .tokenizer import Tokenizer
 
@@ -45,7 +48,7 @@ _REFUSALS = (recipe.ConversionError, ValueError, TypeError, OverflowError)
 
 @dataclass(frozen=True, slots=True)
 class ChatPrompt:
-    """A converted `/v1/chat/completions` request. Values are resolved by the released rules: thinking forces the
+    """A converted conversation. Values are resolved by the released rules: thinking forces the
     temperature to 1, for example. Fields the prompt layer does not know (`top_k`, `min_p`, `n`, …) are not in here."""
 
     prompt_ids: Sequence[int]
@@ -59,12 +62,18 @@ class ChatPrompt:
     constraint: tuple[str, str] | None
     """(kind, schema) that the answer was asked to obey; enforcing it is the engine's work."""
     request: recipe.ConversationRequest
+    parsing: recipe.ParsingOptions
     tokenizer: recipe.Tokenizer
+    protocol: Protocol = CHAT
+    echo: recipe.ResponsesEcho | None = None
+    """Settings that every object of a Responses answer repeats."""
+    tool_namespaces: Mapping[str, tuple[str, str]] | None = None
+    """Of a Responses request: the functions that were declared within a namespace."""
 
     @property
     def reasons_first(self) -> bool:
         """The answer begins after the model's reasoning, which the prompt leaves open."""
-        stage = self.request.parsing_options.thinking_initial_stage
+        stage = self.parsing.thinking_initial_stage
         return stage in (recipe.ThinkingInitialStage.ReasoningStart, recipe.ThinkingInitialStage.ReasoningContinuation)
 
     def parser(self, *, response_id: str, model: str) -> recipe.StreamProcessor:
@@ -73,8 +82,12 @@ class ChatPrompt:
         Push `ready`, then `tokens` (never text, never the end-of-sequence token), then `finish` unless `finished`
         became true: a stop string matched, and the rest of the answer is nobody's.
         """
-        generator = recipe.ChatCompletionRequest.chunk_generator(self.request, response_id, model)
-        return recipe.StreamProcessor(generator, self.request.parsing_options, self.tokenizer)
+        generator = self.protocol.request.chunk_generator(self.request, response_id, model)
+        if self.echo is not None:
+            generator = generator.with_echo(self.echo)
+        if self.tool_namespaces:
+            generator = generator.with_namespace_tool_map(dict(self.tool_namespaces))
+        return recipe.StreamProcessor(generator, self.parsing, self.tokenizer)
 
 
 class PromptEncoder:
@@ -111,24 +124,26 @@ class PromptEncoder:
             raise InvalidFieldError("prompt", f"the text is not valid Unicode: {error.reason}") from error
         return [self._config.bos_token_id, *self._plain.encode(text)]
 
-    def chat(self, body: Mapping[str, Any], *, context_tokens: int) -> ChatPrompt:
-        """Convert and encode a `/v1/chat/completions` body. `n` is ignored: branches share the prompt.
+    def chat(self, body: Mapping[str, Any], *, context_tokens: int, protocol: Protocol = CHAT) -> ChatPrompt:
+        """Convert and encode a conversation's body. `n` is ignored: branches share the prompt.
 
         Raises ModelNotFoundError, ContextLengthError, InvalidFieldError naming the field, or RequestError.
         """
-        fields = self._recipe_fields(body)
-        request = self._convert(fields, body)
-        if any(message.image_sources for message in request.conversation.messages):
-            raise InvalidFieldError("messages", "this server takes no images")
-        self._check_length(
-            self._encoding.render_conversation(request.conversation).prompt, context_tokens, field="messages"
-        )
-        ids = self._encoding.encode(request.conversation)
+        fields = self._recipe_fields(body, protocol)
+        asked = _Asked(protocol, fields)
+        request = self._convert(asked, fields, body)
+        conversation, parsing = request.conversation, request.parsing_options
+        if protocol is MESSAGES:
+            conversation, parsing = with_messages_wishes(body, request)
+        field = protocol.conversation_field
+        if any(message.image_sources for message in conversation.messages):
+            raise InvalidFieldError(field, "this server takes no images")
+        self._check_length(self._encoding.render_conversation(conversation).prompt, context_tokens, field=field)
+        ids = self._encoding.encode(conversation)
         options = request.inference_options
         wanted = len(ids) + (options.max_tokens or 1)
         if wanted > context_tokens:
-            raise ContextLengthError(tokens=wanted, tokens_max=context_tokens, field="messages")
-        constraint = options.output_constraint
+            raise ContextLengthError(tokens=wanted, tokens_max=context_tokens, field=field)
         return ChatPrompt(
             prompt_ids=ids,
             max_tokens=request.resolve_max_tokens(len(ids), context_tokens),
@@ -137,9 +152,13 @@ class PromptEncoder:
             top_p=_resolved(options.top_p),
             seed=options.seed,
             logprobs=(options.top_logprobs or 0) if options.logprobs else None,
-            constraint=None if constraint is None else (constraint.kind, constraint.schema),
+            constraint=_constraint(options.output_constraint, opened=parsing.starts_in_tool_calls),
             request=request,
+            parsing=parsing,
             tokenizer=self._recipe_tokenizer,
+            protocol=protocol,
+            echo=asked.echo,
+            tool_namespaces=asked.tool_namespaces,
         )
 
     def _check_length(self, text: str, context_tokens: int, *, field: str) -> None:
@@ -148,38 +167,53 @@ class PromptEncoder:
         if tokens > context_tokens:
             raise ContextLengthError(tokens=tokens, tokens_max=context_tokens, field=field)
 
-    def _recipe_fields(self, body: Mapping[str, Any]) -> dict[str, Any]:
+    def _recipe_fields(self, body: Mapping[str, Any], protocol: Protocol) -> dict[str, Any]:
         """The body as the prompt layer wants it: null is unset, newer names are the ones it knows."""
-        fields = {name: value for name, value in body.items() if value is not None and name != "n"}
+        fields = protocol.fields(set_fields(body))
         model = fields.setdefault("model", self._served_names[0])
         if model not in self._served_names:
             raise ModelNotFoundError(str(model), self._served_names[0])
-        if "max_completion_tokens" in fields:
-            fields["max_tokens"] = fields.pop("max_completion_tokens")
-        for name, value in _template_fields(fields.get("chat_template_kwargs")).items():
-            fields.setdefault(name, value)
+        if protocol is CHAT:
+            for name, value in _template_fields(fields.get("chat_template_kwargs")).items():
+                fields.setdefault(name, value)
         return fields
 
-    def _convert(self, fields: dict[str, Any], body: Mapping[str, Any]) -> recipe.ConversationRequest:
+    def _convert(self, asked: _Asked, fields: Mapping[str, Any], body: Mapping[str, Any]) -> recipe.ConversationRequest:
         try:
-            return recipe.ChatCompletionRequest(fields).convert(self._options)
+            return asked.convert(self._options)
         except _REFUSALS as error:
             message = _message(error)
-            field = self._bad_field(fields)
+            field = self._bad_field(asked.protocol, fields)
             if field is None:
                 raise RequestError(message) from error
             renamed = field == "max_tokens" and body.get("max_completion_tokens") is not None
             raise InvalidFieldError("max_completion_tokens" if renamed else field, message) from error
 
-    def _bad_field(self, fields: Mapping[str, Any]) -> str | None:
+    def _bad_field(self, protocol: Protocol, fields: Mapping[str, Any]) -> str | None:
         """The field that is refused on its own too: the prompt layer's messages do not always name it."""
-        harmless = {"model": fields["model"], "messages": [{"role": "user", "content": "."}]}
         for name, value in fields.items():
             try:
-                recipe.ChatCompletionRequest({**harmless, name: value}).convert(self._options)
+                protocol.request({"model": fields["model"], **protocol.harmless, name: value}).convert(self._options)
             except _REFUSALS:
                 return name
-        return None if "messages" in fields else "messages"
+        return None if protocol.conversation_field in fields else protocol.conversation_field
+
+
+class _Asked:
+    """A body on its way through the layer, which consumes what it converts."""
+
+    def __init__(self, protocol: Protocol, fields: Mapping[str, Any]) -> None:
+        self.protocol = protocol
+        self.echo: recipe.ResponsesEcho | None = None
+        self.tool_namespaces: Mapping[str, tuple[str, str]] | None = None
+        self._fields = dict(fields)
+
+    def convert(self, options: recipe.ConversionOptions) -> recipe.ConversationRequest:
+        request = self.protocol.request(self._fields)
+        if self.protocol is RESPONSES:
+            self.echo = request.echo()
+            self.tool_namespaces = request.namespace_tool_map(options)
+        return request.convert(options)
 
 
 def _template_fields(arguments: object) -> dict[str, Any]:
@@ -195,6 +229,14 @@ def _template_fields(arguments: object) -> dict[str, Any]:
     if arguments.get("reasoning_effort") is not None:
         fields["reasoning_effort"] = arguments["reasoning_effort"]
     return fields
+
+
+def _constraint(constraint: recipe.OutputConstraint | None, *, opened: bool) -> tuple[str, str] | None:
+    """`opened`: the prompt has begun the calls, whatever the layer thought of it."""
+    if constraint is None:
+        return None
+    kind = "tool_call_required" if opened and constraint.kind == "tool_call" else constraint.kind
+    return kind, constraint.schema
 
 
 def _message(error: Exception) -> str:

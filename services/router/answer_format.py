@@ -16,6 +16,7 @@ from whalepod.engine.grammar.errors import GrammarError
 from whalepod.engine.grammar.spec import GrammarKind, GrammarSpec
 from whalepod.engine.grammar.tool_calls import tool_calls_source
 from whalepod.engine.sampling_params import SamplingParams
+from whalepod.model.protocols import CHAT, MESSAGES, RESPONSES, Protocol, messages_schema
 
 RESPONSE_FORMAT = "response_format"
 STRUCTURED_OUTPUTS = "structured_outputs"
@@ -76,22 +77,40 @@ def response_format(body: Mapping[str, Any]) -> AnswerFormat | None:
             )
 
 
-def chat_format(constraint: tuple[str, str] | None, body: Mapping[str, Any]) -> AnswerFormat | None:
+def chat_format(
+    constraint: tuple[str, str] | None, body: Mapping[str, Any], protocol: Protocol = CHAT
+) -> AnswerFormat | None:
     """What a conversation's request asks for. `constraint`: the kind and schema that the prompt layer has read in it,
     which is of the tools if there are any. Raises InvalidFieldError."""
+    field = "text" if protocol is RESPONSES else RESPONSE_FORMAT
     match constraint:
         case ("json", ""):
-            asked = AnswerFormat.create(RESPONSE_FORMAT, GrammarKind.JSON_OBJECT)
+            asked = AnswerFormat.create(field, GrammarKind.JSON_OBJECT)
         case ("json", schema):
-            asked = AnswerFormat.create(RESPONSE_FORMAT, GrammarKind.JSON_SCHEMA, schema)
+            asked = AnswerFormat.create(field, GrammarKind.JSON_SCHEMA, schema)
         case ("regex", pattern):
-            asked = AnswerFormat.create(RESPONSE_FORMAT, GrammarKind.REGEX, pattern)
+            asked = AnswerFormat.create(field, GrammarKind.REGEX, pattern)
         case ("tool_call" | "tool_call_required" as kind, tools):
-            otherwise = only_one(response_format(body), vllm_format(body))
+            otherwise = only_one(_FORMS[protocol.name](body), vllm_format(body))
             return _tool_format(json.loads(tools), opened=kind == "tool_call_required", otherwise=otherwise)
         case _:
-            asked = None
+            asked = _messages_format(body) if protocol is MESSAGES else None
     return only_one(asked, vllm_format(body))
+
+
+def _responses_format(body: Mapping[str, Any]) -> AnswerFormat | None:
+    match body.get("text"):
+        case {"format": {"type": "json_object"}}:
+            return AnswerFormat.create("text", GrammarKind.JSON_OBJECT)
+        case {"format": {"type": "json_schema", "schema": schema}}:
+            return AnswerFormat.create("text", GrammarKind.JSON_SCHEMA, schema)
+        case _:
+            return None
+
+
+def _messages_format(body: Mapping[str, Any]) -> AnswerFormat | None:
+    schema = messages_schema(body)
+    return None if schema is None else AnswerFormat.create("output_config", GrammarKind.JSON_SCHEMA, schema)
 
 
 def _tool_format(tools: list[Any], *, opened: bool, otherwise: AnswerFormat | None) -> AnswerFormat | None:
@@ -139,3 +158,10 @@ _WAYS: Mapping[str, Callable[[str, object], AnswerFormat]] = {
     "json_object": _json_object,
 }
 """vLLM's names for the ways to ask."""
+
+_FORMS: Mapping[str, Callable[[Mapping[str, Any]], AnswerFormat | None]] = {
+    "chat": response_format,
+    "responses": _responses_format,
+    "messages": _messages_format,
+}
+"""What each protocol's own field asks for, where the prompt layer has read the tools instead."""

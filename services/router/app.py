@@ -1,7 +1,7 @@
 """The HTTP front: which path does what. Everything behind a path lives in a module of its own.
 
 request ─▶ headers (names, id) ─▶ body ─▶ endpoint ─▶ JSON, or a stream of events
-                                                └─ ServingError ─▶ OpenAI's error form, with its status
+                                                └─ ServingError ─▶ the protocol's error form, with its status
 """
 
 from __future__ import annotations
@@ -21,14 +21,24 @@ from starlette.types import ASGIApp
 from whalepod import __version__
 from whalepod.core.errors import InternalError, ServingError
 from whalepod.core.ids import mint_request_id
+from whalepod.model.protocols import MESSAGES, RESPONSES, Protocol
 
-from .chat import parse_chat
+from .chat import ChatRequest, parse_chat
 from .chat_http import chat_answer, chat_frames
 from .completions import parse_completion
 from .completions_http import ResponseHead, completion_answer, completion_frames
+from .events_http import count_tokens, events_answer, events_frames
 from .front_door import Caller, FrontDoor
 from .http_body import BODY_BYTES_MAX, read_json_object
-from .http_errors import error_response, json_response, plain_error_response
+from .http_errors import (
+    ANTHROPIC_ERRORS,
+    OPENAI_ERRORS,
+    RESPONSES_ERRORS,
+    ErrorForm,
+    error_response,
+    json_response,
+    plain_error_response,
+)
 from .http_headers import REQUEST_ID_HEADER, HeaderMiddleware
 from .http_stream import EventStream, until_disconnect
 from .openapi import openapi_document
@@ -50,6 +60,7 @@ class HttpCall:
     body_chars: int
     caller: Caller
     record: RequestRecord
+    errors: ErrorForm
 
 
 Answer = Response | EventStream
@@ -75,6 +86,9 @@ class HttpFront:
         post = {
             "/v1/completions": self._generating("completions", self._completions),
             "/v1/chat/completions": self._generating("chat_completions", self._chat),
+            "/v1/responses": self._generating("responses", self._responses, RESPONSES_ERRORS),
+            "/v1/messages": self._generating("messages", self._messages, ANTHROPIC_ERRORS),
+            "/v1/messages/count_tokens": self._generating("count_tokens", self._count_tokens, ANTHROPIC_ERRORS),
             "/tokenize": self._generating("tokenize", self._tokenize),
             "/detokenize": self._generating("detokenize", self._detokenize),
         }
@@ -93,22 +107,24 @@ class HttpFront:
         routes += [Route(path, endpoint, methods=["GET"]) for path, endpoint in get.items()]
         return HeaderMiddleware(Starlette(routes=routes, exception_handlers={HTTPException: _refused_by_routing}))
 
-    def _generating(self, name: str, endpoint: Endpoint) -> Callable[[Request], Awaitable[Answer]]:
+    def _generating(
+        self, name: str, endpoint: Endpoint, errors: ErrorForm = OPENAI_ERRORS
+    ) -> Callable[[Request], Awaitable[Answer]]:
         async def serve(request: Request) -> Answer:
             record = RequestRecord(name, request.headers[REQUEST_ID_HEADER], clock=self._front.clock)
             try:
                 principal = principal_from_headers(request.headers, trust_tenant_header=self._trust_tenant_header)
                 caller = self._front.caller(principal, traceparent=request.headers.get("traceparent", ""))
                 body, length = await read_json_object(request, bytes_max=BODY_BYTES_MAX)
-                answer = await endpoint(HttpCall(request, body, length, caller, record))
+                answer = await endpoint(HttpCall(request, body, length, caller, record, errors))
             except ServingError as error:
                 record.end_with_error(error)
-                return error_response(error)
+                return error_response(error, errors)
             except Exception:
                 log.exception("a request failed", extra={"request": record.request_id})
                 error = InternalError("an internal error ended this request")
                 record.end_with_error(error)
-                return error_response(error)
+                return error_response(error, errors)
             if isinstance(answer, Response):
                 record.end(OK)
             return answer
@@ -130,6 +146,24 @@ class HttpFront:
             return await _stream(call, chat_frames(self._front, request, call.caller, head, call.record))
         work = chat_answer(self._front, request, call.caller, head, call.record)
         return json_response(await until_disconnect(call.request.receive, work))
+
+    async def _responses(self, call: HttpCall) -> Answer:
+        return await self._events(call, self._parsed(call, RESPONSES), self._head("resp_"))
+
+    async def _messages(self, call: HttpCall) -> Answer:
+        return await self._events(call, self._parsed(call, MESSAGES), self._head("msg_"))
+
+    async def _events(self, call: HttpCall, request: ChatRequest, head: ResponseHead) -> Answer:
+        if request.stream:
+            return await _stream(call, events_frames(self._front, request, call.caller, head, call.record))
+        work = events_answer(self._front, request, call.caller, head, call.record)
+        return json_response(await until_disconnect(call.request.receive, work))
+
+    async def _count_tokens(self, call: HttpCall) -> Answer:
+        return json_response(await count_tokens(self._front, self._parsed(call, MESSAGES)))
+
+    def _parsed(self, call: HttpCall, protocol: Protocol) -> ChatRequest:
+        return parse_chat(call.body, self._front, body_chars=call.body_chars, protocol=protocol)
 
     async def _tokenize(self, call: HttpCall) -> Answer:
         return json_response(await tokenize(self._front, call.body, body_chars=call.body_chars))
@@ -207,7 +241,7 @@ async def _stream(call: HttpCall, frames: AsyncGenerator[bytes, None]) -> EventS
     except BaseException:
         await events.aclose()
         raise
-    return EventStream(first, events, {})
+    return EventStream(first, events, errors=call.errors)
 
 
 async def _refused_by_routing(request: Request, error: Exception) -> Response:

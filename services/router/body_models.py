@@ -101,6 +101,14 @@ class ServingBody(BaseModel):
         return Fidelity(self.fidelity) if self.fidelity is not None else default
 
 
+class SeedBody(BaseModel):
+    """For the protocols that have no seed of their own."""
+
+    model_config = _STRICT
+
+    seed: int | None = None
+
+
 class CompletionBody(BaseModel):
     """The fields of `/v1/completions` alone. `prompt` is checked by `prompts.py`."""
 

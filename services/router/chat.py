@@ -1,4 +1,4 @@
-"""`/v1/chat/completions`: from its body to the choices it asks for, as they are generated."""
+"""A conversation, in whichever protocol it comes: from its body to the choices it asks for, as they are generated."""
 
 from __future__ import annotations
 
@@ -7,22 +7,45 @@ from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
+from whalepod.core.errors import InvalidFieldError
 from whalepod.engine.interface import Fidelity
 from whalepod.model.prompt import ChatPrompt
+from whalepod.model.protocols import CHAT, MESSAGES, RESPONSES, Protocol
 
 from .answer_format import AnswerFormat, chat_format
-from .body_models import SamplingBody, ServingBody, parse_body, refuse_fields
+from .body_models import SamplingBody, SeedBody, ServingBody, parse_body, refuse_fields
 from .chat_choice import ChatDelta, ChatEnd, stream_chat
 from .front_door import Caller, FrontDoor
 from .merging import merge
 
-REFUSED: Mapping[str, str] = {
-    "functions": "declare tools instead",
-    "function_call": "declare tools instead",
+_REFUSED: Mapping[str, str] = {
     "include_stop_str_in_output": "the answer of a conversation ends before a stop string",
     "prompt_logprobs": "log-probabilities of prompts are not computed yet",
     "use_beam_search": "tokens are sampled",
 }
+_KEEPS_NOTHING = "this server keeps no conversations; send the earlier turns again, their prefix is cached"
+REFUSED: Mapping[str, Mapping[str, str]] = {
+    CHAT.name: {
+        **_REFUSED,
+        "functions": "declare tools instead",
+        "function_call": "declare tools instead",
+        "audio": "this model writes text",
+    },
+    RESPONSES.name: {
+        **_REFUSED,
+        "previous_response_id": _KEEPS_NOTHING,
+        "conversation": _KEEPS_NOTHING,
+        "prompt": "this server keeps no prompts",
+        "background": "an answer lives as long as its connection",
+    },
+    MESSAGES.name: {
+        **_REFUSED,
+        "container": "this server runs no code",
+        "mcp_servers": "this server calls no other",
+        "context_management": "this server keeps no conversations",
+    },
+}
+"""By protocol: what a body may not set, and why."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +60,9 @@ class ChatRequest:
     cache_salt: str | None
     stream: bool
     return_token_ids: bool
+    protocol: Protocol = CHAT
+    seed: int | None = None
+    """Where the prompt layer reads none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,13 +71,15 @@ class OpenChat:
     events: AsyncGenerator[tuple[int, ChatDelta | ChatEnd], None]
 
 
-def parse_chat(body: Mapping[str, Any], front: FrontDoor, *, body_chars: int) -> ChatRequest:
+def parse_chat(body: Mapping[str, Any], front: FrontDoor, *, body_chars: int, protocol: Protocol = CHAT) -> ChatRequest:
     """`body_chars`: about how long the body is. Raises RequestError (bad fields are named), ModelNotFoundError."""
     serving = parse_body(ServingBody, body)
     front.check_model(serving.model)
-    refuse_fields(body, REFUSED)
+    refuse_fields(body, REFUSED[protocol.name])
+    if protocol is not CHAT and serving.n != 1:
+        raise InvalidFieldError("n", "n must be 1: this protocol has one answer")
     return ChatRequest(
-        body={**body, "model": front.model.name, "messages": _known_roles(body.get("messages"))},
+        body=_known_roles({**body, "model": front.model.name}),
         body_chars=body_chars,
         sampling=parse_body(SamplingBody, body),
         choices=serving.n,
@@ -59,6 +87,8 @@ def parse_chat(body: Mapping[str, Any], front: FrontDoor, *, body_chars: int) ->
         cache_salt=serving.cache_salt,
         stream=serving.stream,
         return_token_ids=serving.return_token_ids,
+        protocol=protocol,
+        seed=None if protocol is CHAT else parse_body(SeedBody, body).seed,
     )
 
 
@@ -71,15 +101,13 @@ async def open_chat(
     Raises QueueFullError, UnavailableError, RequestError before any rank is touched.
     """
     async with front.admitted(caller, choices=request.choices):
-        prompt = await front.language.chat_prompt(
-            request.body, context_tokens=front.context_tokens_max, chars=request.body_chars
-        )
+        prompt = await chat_prompt(front, request)
         answer_format = await _checked_format(front, request, prompt, caller)
         sampling = request.sampling.to_params(
             vocab_size=front.language.vocab_size,
             temperature=prompt.temperature,
             top_p=prompt.top_p,
-            seed=prompt.seed,
+            seed=request.seed if prompt.seed is None else prompt.seed,
             logprobs=prompt.logprobs,
             max_tokens=prompt.max_tokens,
         )
@@ -93,28 +121,37 @@ async def open_chat(
             fidelity=request.fidelity,
             cache_salt=request.cache_salt,
             choices=request.choices,
-            field="messages",
+            field=request.protocol.conversation_field,
         )
         streams = [stream_chat(front, job, caller, prompt, response_id=response_id) for job in jobs]
         async with aclosing(merge(streams)) as events:
             yield OpenChat(prompt, events)
 
 
-def _known_roles(messages: object) -> object:
+async def chat_prompt(front: FrontDoor, request: ChatRequest) -> ChatPrompt:
+    """Rendered and tokenized. Raises RequestError."""
+    return await front.language.chat_prompt(
+        request.body, context_tokens=front.context_tokens_max, chars=request.body_chars, protocol=request.protocol
+    )
+
+
+def _known_roles(body: Mapping[str, Any]) -> Mapping[str, Any]:
     """OpenAI's newer name for the system's messages, in the prompt layer's word."""
+    messages = body.get("messages")
     if not isinstance(messages, list):
-        return messages
-    return [
+        return body
+    renamed = [
         {**message, "role": "system"} if isinstance(message, dict) and message.get("role") == "developer" else message
         for message in messages
     ]
+    return {**body, "messages": renamed}
 
 
 async def _checked_format(
     front: FrontDoor, request: ChatRequest, prompt: ChatPrompt, caller: Caller
 ) -> AnswerFormat | None:
     """Raises InvalidFieldError if it cannot be followed."""
-    answer_format = chat_format(prompt.constraint, request.body)
+    answer_format = chat_format(prompt.constraint, request.body, request.protocol)
     if answer_format is not None:
         await front.language.check_format(answer_format, deadline=caller.deadline)
     return answer_format

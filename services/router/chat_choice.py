@@ -20,12 +20,15 @@ from .front_door import Caller, FrontDoor
 from .job import Burst, Ending, Job, Progress, Route
 from .text_choice import silent_enders
 
+Chunk = recipe.ChatCompletionChunk | recipe.ResponsesStreamEvent | recipe.MessagesStreamEvent
+"""What the parser makes of a burst: the chunks or events of the protocol that the request came in."""
+
 
 @dataclass(frozen=True, slots=True)
 class ChatDelta:
     """What one step added; the parser may hold text back, so there may be no chunk."""
 
-    chunks: tuple[recipe.ChatCompletionChunk, ...]
+    chunks: tuple[Chunk, ...]
     tokens: tuple[SampledToken, ...]
 
 
@@ -33,7 +36,7 @@ class ChatDelta:
 class ChatEnd:
     """The last chunks, and what only we know: the parser's own counts leave out the id that ended the request."""
 
-    chunks: tuple[recipe.ChatCompletionChunk, ...]
+    chunks: tuple[Chunk, ...]
     tokens: tuple[SampledToken, ...]
     prompt_tokens: int
     cached_tokens: int
@@ -81,7 +84,7 @@ class _Answer:
     ) -> None:
         self._job = job
         self._parser = prompt.parser(response_id=response_id, model=model)
-        self._one_by_one = bool(prompt.request.parsing_options.stop_sequences)
+        self._one_by_one = bool(prompt.parsing.stop_sequences)
         self._enders = silent_enders(job.sampling, eos_token_id=eos, include_stop=False)
         self._begun = False
         self._count = 0
@@ -120,7 +123,7 @@ class _Answer:
             reason = recipe.InferenceFinishReason.Length if length else recipe.InferenceFinishReason.Stop
             chunks += self._push(recipe.InferenceChunk.finish(reason))
         try:
-            chunks += _chat_chunks(self._parser.finish())
+            chunks += self._parser.finish()
         except RuntimeError as error:
             raise InternalError(f"the answer could not be parsed: {error}") from error
         return ChatEnd(
@@ -142,7 +145,7 @@ class _Answer:
             if self._reasons and self._reasoning is not None and token.id not in self._enders:
                 self._reasoning += 1
 
-    def _begin(self, item: Progress) -> list[recipe.ChatCompletionChunk]:
+    def _begin(self, item: Progress) -> list[Chunk]:
         """The first chunk, with the role, comes with the first token and not before."""
         if self._begun:
             return []
@@ -150,9 +153,9 @@ class _Answer:
         usage = recipe.PromptUsage(prompt_tokens=len(self._job.prompt_ids), prompt_cache_hit_tokens=item.cached_tokens)
         return self._push(recipe.InferenceChunk.ready(prompt_usage=usage))
 
-    def _push(self, chunk: recipe.InferenceChunk) -> list[recipe.ChatCompletionChunk]:
+    def _push(self, chunk: recipe.InferenceChunk) -> list[Chunk]:
         try:
-            return _chat_chunks(self._parser.push(chunk))
+            return self._parser.push(chunk)
         except RuntimeError as error:
             raise InternalError(f"the answer could not be parsed: {error}") from error
 
@@ -163,8 +166,3 @@ def _tokens_chunk(tokens: Sequence[SampledToken], logprobs: int | None) -> recip
         return recipe.InferenceChunk.tokens(ids)
     pairs = [(token.logprob or 0.0, list(zip(token.top_ids, token.top_logprobs, strict=True))) for token in tokens]
     return recipe.InferenceChunk.tokens(ids, pairs)
-
-
-def _chat_chunks(chunks: Sequence[object]) -> list[recipe.ChatCompletionChunk]:
-    """The parser of a chat request makes chat chunks only."""
-    return [chunk for chunk in chunks if isinstance(chunk, recipe.ChatCompletionChunk)]

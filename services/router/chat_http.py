@@ -6,8 +6,6 @@ import json
 from collections.abc import AsyncGenerator, Sequence
 from typing import Any
 
-import deepseek_recipe as recipe
-
 from whalepod.engine.interface import SampledToken
 
 from .chat import ChatRequest, open_chat
@@ -26,7 +24,7 @@ async def chat_answer(
     async with open_chat(front, request, caller, response_id=head.id) as opened:
         prompt_tokens = len(opened.prompt.prompt_ids)
         responses = [
-            recipe.ChatCompletionResponse(head.id, head.model, head.created, prompt_tokens, 0)
+            request.protocol.response(head.id, head.model, head.created, prompt_tokens, 0)
             for _ in range(request.choices)
         ]
         tokens: list[list[int]] = [[] for _ in responses]

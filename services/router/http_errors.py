@@ -1,10 +1,10 @@
-"""Errors as HTTP clients see them: OpenAI's form, one table over the tree of `core/errors.py`."""
+"""Errors as HTTP clients see them: one table over the tree of `core/errors.py`, in the form of each protocol."""
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from starlette.responses import Response
@@ -66,6 +66,21 @@ HTTP_ERRORS: Mapping[type[ServingError], HttpError] = {
 }
 
 
+ANTHROPIC_TYPES: Mapping[int, str] = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    415: "invalid_request_error",
+    429: "rate_limit_error",
+    499: "invalid_request_error",
+    503: "overloaded_error",
+    504: "timeout_error",
+}
+"""By status; any other is an `api_error`."""
+
+
 def http_error_of(error: ServingError) -> HttpError:
     """The entry of the nearest class in the table."""
     return next(HTTP_ERRORS[base] for base in type(error).__mro__ if base in HTTP_ERRORS)
@@ -77,14 +92,42 @@ def error_body(error: ServingError) -> dict[str, object]:
     return _body(str(error), entry, getattr(error, "field", None))
 
 
-def error_response(error: ServingError) -> Response:
+def anthropic_error_body(error: ServingError) -> dict[str, object]:
+    """`{"type": "error", "error": {"type", "message"}}`."""
+    kind = ANTHROPIC_TYPES.get(http_error_of(error).status, "api_error")
+    return {"type": "error", "error": {"type": kind, "message": str(error)}}
+
+
+def responses_event_body(error: ServingError) -> dict[str, object]:
+    """The `error` event of a Responses stream; `error` beside it is what the other streams end with."""
+    told = error_body(error)
+    inner = told["error"]
+    assert isinstance(inner, dict)
+    return {"type": "error", **{name: inner[name] for name in ("code", "message", "param")}, **told}
+
+
+@dataclass(frozen=True, slots=True)
+class ErrorForm:
+    """How one protocol's clients are told: in the body of an answer, and in the event that ends a broken stream."""
+
+    body: Callable[[ServingError], dict[str, object]] = error_body
+    event_body: Callable[[ServingError], dict[str, object]] = error_body
+    event: str | None = None
+
+
+OPENAI_ERRORS = ErrorForm()
+RESPONSES_ERRORS = ErrorForm(event_body=responses_event_body, event="error")
+ANTHROPIC_ERRORS = ErrorForm(anthropic_error_body, anthropic_error_body, "error")
+
+
+def error_response(error: ServingError, form: ErrorForm = OPENAI_ERRORS) -> Response:
     """`Retry-After` comes with 429 and 503."""
     entry = http_error_of(error)
     headers: dict[str, str] = {}
     if entry.status in (429, 503):
         seconds = getattr(error, "retry_after_s", None) or RETRY_AFTER_S
         headers["retry-after"] = str(max(1, math.ceil(seconds)))
-    return json_response(error_body(error), status=entry.status, headers=headers)
+    return json_response(form.body(error), status=entry.status, headers=headers)
 
 
 def plain_error_response(status: int, message: str, *, headers: Mapping[str, str] | None = None) -> Response:

@@ -16,7 +16,7 @@ from starlette.types import Receive, Scope, Send
 
 from whalepod.core.errors import CancelledError, InternalError, ServingError
 
-from .http_errors import error_body
+from .http_errors import OPENAI_ERRORS, ErrorForm
 from .router_metrics import STREAMS_BROKEN
 
 log = logging.getLogger(__name__)
@@ -26,10 +26,11 @@ T = TypeVar("T")
 DONE_FRAME = b"data: [DONE]\n\n"
 
 
-def data_frame(payload: str | Mapping[str, Any]) -> bytes:
+def data_frame(payload: str | Mapping[str, Any], *, event: str | None = None) -> bytes:
     """One server-sent event. JSON text has no raw line breaks, so one `data` line is enough."""
     text = payload if isinstance(payload, str) else json.dumps(payload, ensure_ascii=False, separators=(",", ":"))
-    return b"data: " + text.encode("utf-8", "replace") + b"\n\n"
+    name = b"" if event is None else b"event: " + event.encode() + b"\n"
+    return name + b"data: " + text.encode("utf-8", "replace") + b"\n\n"
 
 
 async def until_disconnect(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
@@ -51,10 +52,10 @@ async def until_disconnect(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
 class EventStream:
     """A response of server-sent events, as an ASGI application. `frames` has already been advanced to `first`."""
 
-    def __init__(self, first: bytes, frames: AsyncGenerator[bytes, None], headers: Mapping[str, str]) -> None:
+    def __init__(self, first: bytes, frames: AsyncGenerator[bytes, None], *, errors: ErrorForm = OPENAI_ERRORS) -> None:
         self._first = first
         self._frames = frames
-        self._headers = headers
+        self._errors = errors
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         del scope
@@ -70,7 +71,6 @@ class EventStream:
             "content-type": "text/event-stream; charset=utf-8",
             "cache-control": "no-cache",
             "x-accel-buffering": "no",  # proxies must not hold tokens back
-            **self._headers,
         }
         raw = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers.items()]
         await send({"type": "http.response.start", "status": 200, "headers": raw})
@@ -87,7 +87,7 @@ class EventStream:
 
     async def _send_error(self, send: Send, error: ServingError) -> None:
         STREAMS_BROKEN.inc()
-        await _send_frame(send, data_frame(error_body(error)))
+        await _send_frame(send, data_frame(self._errors.event_body(error), event=self._errors.event))
 
 
 async def _send_frame(send: Send, frame: bytes) -> None:

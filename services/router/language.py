@@ -17,6 +17,7 @@ from whalepod.engine.grammar.errors import GrammarError
 from whalepod.model.config import ModelConfig
 from whalepod.model.detokenizer import Detokenizer
 from whalepod.model.prompt import ChatPrompt, PromptEncoder
+from whalepod.model.protocols import CHAT, Protocol
 from whalepod.model.special_tokens import recipe_special_tokens
 from whalepod.model.tokenizer import Tokenizer
 
@@ -57,9 +58,13 @@ class Language:
             lambda: array("I", self._encoder.completion(text, context_tokens=context_tokens)), chars=len(text)
         )
 
-    async def chat_prompt(self, body: Mapping[str, Any], *, context_tokens: int, chars: int) -> ChatPrompt:
+    async def chat_prompt(
+        self, body: Mapping[str, Any], *, context_tokens: int, chars: int, protocol: Protocol = CHAT
+    ) -> ChatPrompt:
         """Renders and encodes a conversation of about `chars` characters. Raises what `PromptEncoder.chat` does."""
-        return await self._run(lambda: self._encoder.chat(body, context_tokens=context_tokens), chars=chars)
+        return await self._run(
+            lambda: self._encoder.chat(body, context_tokens=context_tokens, protocol=protocol), chars=chars
+        )
 
     async def text_of(self, ids: Sequence[int], *, skip_special_tokens: bool) -> str:
         """The text that ids stand for. Bytes that are no UTF-8 become U+FFFD."""

@@ -11,6 +11,9 @@ from .body_models import CompletionBody, DetokenizeBody, SamplingBody, ServingBo
 BODIES: dict[str, tuple[str, tuple[type[BaseModel], ...]]] = {
     "/v1/completions": ("Complete a text or token ids.", (CompletionBody, SamplingBody, ServingBody)),
     "/v1/chat/completions": ("Answer in a conversation.", (SamplingBody, ServingBody)),
+    "/v1/responses": ("Answer an input, as OpenAI's Responses.", (SamplingBody, ServingBody)),
+    "/v1/messages": ("Answer in a conversation, as Anthropic's Messages.", (SamplingBody, ServingBody)),
+    "/v1/messages/count_tokens": ("How long a conversation is for the model.", ()),
     "/tokenize": ("Token ids of a text or of a conversation.", (TokenizeBody,)),
     "/detokenize": ("The text of token ids.", (DetokenizeBody,)),
 }
@@ -41,6 +44,44 @@ CHAT_FIELDS = {
         "chat_template_kwargs": {"type": "object"},
     },
 }
+RESPONSES_FIELDS = {
+    "type": "object",
+    "required": ["input"],
+    "properties": {
+        "input": {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "object"}}]},
+        "instructions": {"type": "string"},
+        "max_output_tokens": {"type": "integer"},
+        "reasoning": {"type": "object"},
+        "temperature": {"type": "number"},
+        "text": {"type": "object"},
+        "tools": {"type": "array", "items": {"type": "object"}},
+        "tool_choice": {},
+        "top_logprobs": {"type": "integer"},
+        "top_p": {"type": "number"},
+    },
+}
+MESSAGES_FIELDS = {
+    "type": "object",
+    "required": ["messages"],
+    "properties": {
+        "messages": {"type": "array", "items": {"type": "object"}},
+        "max_tokens": {"type": "integer"},
+        "output_config": {"type": "object"},
+        "stop_sequences": {"type": "array", "items": {"type": "string"}},
+        "system": {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "object"}}]},
+        "temperature": {"type": "number"},
+        "thinking": {"type": "object"},
+        "tools": {"type": "array", "items": {"type": "object"}},
+        "tool_choice": {"type": "object"},
+        "top_p": {"type": "number"},
+    },
+}
+CONVERSATIONS = {
+    "/v1/chat/completions": CHAT_FIELDS,
+    "/v1/responses": RESPONSES_FIELDS,
+    "/v1/messages": MESSAGES_FIELDS,
+    "/v1/messages/count_tokens": MESSAGES_FIELDS,
+}
 """Fields that the prompt layer reads, and checks, itself."""
 
 
@@ -49,8 +90,8 @@ def openapi_document(*, version: str) -> dict[str, Any]:
     paths: dict[str, Any] = {path: {"get": _operation(text)} for path, text in READS.items()}
     for path, (text, models) in BODIES.items():
         schemas = [model.model_json_schema(ref_template="#/components/schemas/{model}") for model in models]
-        if path == "/v1/chat/completions":
-            schemas.append(CHAT_FIELDS)
+        if path in CONVERSATIONS:
+            schemas.append(CONVERSATIONS[path])
         body = {"required": True, "content": {"application/json": {"schema": {"allOf": schemas}}}}
         paths[path] = {"post": _operation(text) | {"requestBody": body}}
     definitions: dict[str, Any] = {}
