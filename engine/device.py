@@ -15,6 +15,9 @@ from collections.abc import Sequence as Ordered
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
+import numpy as np
+from numpy.typing import NDArray
+
 from whalepod.core.clock import Clock
 from whalepod.core.errors import ServingError
 from whalepod.model.batch import Segment
@@ -23,6 +26,7 @@ from .block_pool import Slot
 from .grammar.masks import Flags
 from .interface import SampledToken, StepWork
 from .runner import LogitsOrError, StepRunner, run_isolated
+from .sampling import DrawRow, draw_rows
 from .sequence import Sequence
 
 UNKNOWN_ID = -1
@@ -106,21 +110,21 @@ class Device:
         started_s = self._clock.monotonic_s()
         ready = [(index, row) for index, row in enumerate(map(self._with_relayed, step.rows)) if row is not None]
         outcomes = run_isolated(self._runner, [row for _, row in ready])
+        free: dict[int, LogitsOrError] = {}
         for (index, row), outcome in zip(ready, outcomes, strict=True):
-            if row.guided:
-                step.logits[index] = outcome
-            else:
-                step.results[index] = self._draw(row, outcome, None)
+            (step.logits if row.guided else free)[index] = outcome
+        self._draw(step, free, {})
         step.work = replace(step.work, seconds=self._clock.monotonic_s() - started_s)
 
     def _draw_guided(self, step: LaunchedStep, allowed: Allowed) -> None:
-        for index, outcome in step.logits.items():
-            flags = allowed.get(index)
-            if isinstance(flags, ServingError):
-                outcome, flags = flags, None
-            elif flags is None:
-                continue
-            step.results[index] = self._draw(step.rows[index], outcome, flags)
+        heard = {index: outcome for index, outcome in step.logits.items() if index in allowed}
+        flags: dict[int, Flags] = {}
+        for index, answer in allowed.items():
+            if isinstance(answer, ServingError):
+                heard[index] = answer
+            else:
+                flags[index] = answer
+        self._draw(step, heard, flags)
 
     def _with_relayed(self, row: LaunchedRows) -> LaunchedRows | None:
         """With the token that it follows; None if there is none, because drawing it failed."""
@@ -133,21 +137,32 @@ class Device:
         assert generation == row.slot.generation, "a row was to follow a token of its slot's earlier holder"
         return replace(row, segment=replace(row.segment, token_ids=(token_id,)))
 
-    def _draw(self, row: LaunchedRows, outcome: LogitsOrError, allowed: Flags | None) -> RowResult:
-        if not row.draws:
-            return outcome if isinstance(outcome, Exception) else None
-        self._relay[row.slot.index] = None
-        if isinstance(outcome, Exception):
-            return outcome
-        assert outcome is not None, "a row that draws has logits"
-        sampler = row.sequence.sampler
-        try:
-            token = sampler.draw(outcome, position=row.segment.end, allowed=allowed)
-        except ServingError as error:
-            return error
-        sampler.observe(token.id)
-        self._relay[row.slot.index] = (row.slot.generation, token.id)
-        return token
+    def _draw(self, step: LaunchedStep, outcomes: Mapping[int, LogitsOrError], allowed: Mapping[int, Flags]) -> None:
+        """The tokens that are due after these rows, by index in the step."""
+        due: list[int] = []
+        logits: list[NDArray[np.float32]] = []
+        for index, outcome in outcomes.items():
+            row = step.rows[index]
+            if row.draws:
+                self._relay[row.slot.index] = None
+            if isinstance(outcome, Exception):
+                step.results[index] = outcome
+            elif row.draws:
+                assert outcome is not None, "a row that draws has logits"
+                due.append(index)
+                logits.append(outcome)
+        if not due:
+            return
+        rows = [
+            DrawRow(step.rows[index].sequence.sampler, step.rows[index].segment.end, allowed=allowed.get(index))
+            for index in due
+        ]
+        for index, row, token in zip(due, rows, draw_rows(np.stack(logits), rows), strict=True):
+            step.results[index] = token
+            if isinstance(token, SampledToken):
+                slot = step.rows[index].slot
+                row.sampler.observe(token.id)
+                self._relay[slot.index] = (slot.generation, token.id)
 
 
 class _InPlace:

@@ -1,15 +1,19 @@
-"""Draws a request's tokens from its logits. One row at a time: what a row gives never depends on its neighbours.
+"""Draws tokens from logits, many rows at once; what a row gives never depends on its neighbours.
+
+    raw logits ──process_rows──▶ log-weights ──draw_ids──▶ ids ──report_tokens──▶ tokens with log-probabilities
 
 Order of the steps (`runtime.md` §7.1): logit bias → masks of `min_tokens` → penalties → grammar mask → greedy, or
 temperature → top-k → top-p → min-p → draw. Ties go to the lowest id everywhere. Log-probabilities are of raw logits.
+
+A row is one token to be drawn, not one request: where drafts are verified, a request has a row after each of them.
+Rules that touch few tokens are applied row by row, all that runs over the vocabulary for all rows together.
 """
 
 from __future__ import annotations
 
 import hashlib
-import math
-from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,11 +23,16 @@ from whalepod.core.ids import RequestId
 
 from .grammar.masks import Flags
 from .interface import EngineRequest, SampledToken
-from .noise import gumbels
+from .noise import ROUGH_ERROR, gumbel_of, noise_words, rough_gumbel_of
 from .sampling_params import SamplingParams
+from .token_counts import TokenCounts
+from .truncation import best_ranks, ids_of, ranks_of, truncate
 
 Logits = NDArray[np.float32]
 Ids = NDArray[np.int64]
+
+VALUES_AT_ONCE = 1 << 17
+"""Logits that are worked on together: what they need beside them stays in the processor's cache."""
 
 
 def noise_key(request: EngineRequest) -> int:
@@ -41,7 +50,7 @@ def key_of_request(request_id: RequestId) -> int:
 
 
 class Sampler:
-    """Draws the tokens of one request. Every token id in `params` is below the vocabulary's size.
+    """What the tokens of one request are drawn by. Every token id in `params` is below the vocabulary's size.
 
     Its only state is a function of the tokens so far, so it can be built anew at any point of the request.
     """
@@ -55,116 +64,178 @@ class Sampler:
         prompt_ids: Sequence[int],
         output_ids: Sequence[int] = (),
     ) -> None:
-        self._params = params
-        self._key = key
-        self._outputs = Counter(output_ids)
+        self.params = params
+        self.key = key
+        self._outputs = TokenCounts(output_ids)
         self._output_count = len(output_ids)
         self._bias_ids = np.array(sorted(params.logit_bias), np.int64)
         self._bias = np.array([params.logit_bias[token] for token in sorted(params.logit_bias)], np.float32)
         ends = set(params.stop_token_ids) | (set() if params.ignore_eos else {eos_id})
         self._end_ids = np.array(sorted(ends), np.int64)
-        self._seen: NDArray[np.bool_] | None = None
-        """[vocab] whether a token is in the prompt or the output; made when a penalty first asks for it."""
         self._prompt_ids = prompt_ids
+        self._seen: TokenCounts | None = None
+        """Of prompt and output; made when a penalty first asks for it."""
 
     def observe(self, token_id: int) -> None:
         """A token was drawn here or elsewhere: it now counts as output."""
-        self._outputs[token_id] += 1
+        self._outputs.add(token_id)
         self._output_count += 1
         if self._seen is not None:
-            self._seen[token_id] = True
+            self._seen.add(token_id)
 
-    def draw(self, logits: Logits, *, position: int, allowed: Flags | None = None) -> SampledToken:
-        """The token at `position` (absolute index in prompt + output), from the raw logits [vocab] float32 of the row
-        before it. Does not count it: call `observe`. Raises InternalError on logits that are no numbers.
-
-        `allowed` [vocab] bool: what a grammar lets follow, at least one token. It has the last word: where `min_tokens`
-        would leave nothing of it, `min_tokens` yields."""
-        if np.isnan(logits).any():
-            raise InternalError("the model produced logits that are not numbers")
-        weights = self._apply_rules(logits, allowed)
-        if self._params.greedy:
-            token_id = int(np.argmax(weights))
-        else:
-            token_id = self._draw_from(weights, position)
-        return self._with_logprobs(logits, token_id)
-
-    def _apply_rules(self, raw: Logits, allowed: Flags | None) -> Logits:
-        """Steps up to the grammar's mask, on a copy."""
-        params = self._params
-        weights = raw.copy()
-        weights[self._bias_ids] += self._bias
-        if self._output_count < params.min_tokens and (allowed is None or self._more_than_ends(allowed)):
+    def apply_rules(self, weights: Logits, *, drafts: Sequence[int], allowed: Flags | None) -> None:
+        """Steps up to the grammar's mask, on one row [vocab] in place. `drafts` count as output after what was
+        observed."""
+        params = self.params
+        if len(self._bias_ids):
+            weights[self._bias_ids] += self._bias
+        short = self._output_count + len(drafts) < params.min_tokens
+        if short and (allowed is None or self._more_than_ends(allowed)):
             weights[self._end_ids] = -np.inf
         if params.repetition_penalty != 1:
-            penalty = np.float32(params.repetition_penalty)
-            penalised = np.where(weights > 0, weights / penalty, weights * penalty)
-            weights = np.where(self._seen_among(len(raw)), penalised, weights)
+            if self._seen is None:
+                self._seen = TokenCounts([*self._prompt_ids, *self._outputs.ids])
+            ids = (self._seen.plus(drafts) if drafts else self._seen).ids
+            penalty, values = np.float32(params.repetition_penalty), weights[ids]
+            weights[ids] = np.where(values > 0, values / penalty, values * penalty)
         if params.frequency_penalty or params.presence_penalty:
-            drawn = np.array(list(self._outputs), np.int64)
-            counts = np.array(list(self._outputs.values()), np.float32)
-            weights[drawn] -= np.float32(params.frequency_penalty) * counts + np.float32(params.presence_penalty)
+            drawn = self._outputs.plus(drafts) if drafts else self._outputs
+            weights[drawn.ids] -= np.float32(params.frequency_penalty) * drawn.counts + np.float32(
+                params.presence_penalty
+            )
         if allowed is not None:
             np.copyto(weights, -np.inf, where=~allowed)
-        return weights
 
     def _more_than_ends(self, allowed: Flags) -> bool:
         return bool(np.count_nonzero(allowed) > np.count_nonzero(allowed[self._end_ids]))
 
-    def _seen_among(self, vocab_size: int) -> NDArray[np.bool_]:
-        if self._seen is None:
-            self._seen = np.zeros(vocab_size, np.bool_)
-            self._seen[np.array([*self._prompt_ids, *self._outputs], np.int64)] = True
-        return self._seen
 
-    def _draw_from(self, weights: Logits, position: int) -> int:
-        scaled = weights / np.float32(self._params.temperature)
-        kept = kept_ids(scaled, self._params)
-        noise = gumbels(self._key, position=position, lanes=len(weights))
-        return int(kept[np.argmax(scaled[kept] + noise[kept])])
+@dataclass(frozen=True, slots=True)
+class DrawRow:
+    """A row of logits, and what its token is drawn by."""
 
-    def _with_logprobs(self, raw: Logits, token_id: int) -> SampledToken:
-        wanted = self._params.logprobs
-        if wanted is None:
-            return SampledToken(token_id)
-        logprobs = log_softmax(raw)
-        top = best_ids(logprobs, wanted)
-        return SampledToken(
-            token_id,
-            logprob=float(logprobs[token_id]),
-            top_ids=tuple(int(token) for token in top),
-            top_logprobs=tuple(float(logprobs[token]) for token in top),
+    sampler: Sampler
+    position: int
+    """Of the token that is drawn: its absolute index in prompt + output."""
+    drafts: Sequence[int] = ()
+    """Tokens between what the sampler has observed and `position`: they count as output here."""
+    allowed: Flags | None = None
+    """[vocab] bool: what a grammar lets follow, at least one token. It has the last word: where `min_tokens` would
+    leave nothing of it, `min_tokens` yields."""
+
+
+def draw_rows(logits: Logits, rows: Sequence[DrawRow]) -> list[SampledToken | InternalError]:
+    """A token for each row, from raw logits [rows, vocab] float32; an error for rows whose logits are no numbers.
+
+    Does not count the tokens: call `observe`.
+    """
+    drawn: list[SampledToken | InternalError] = []
+    at_once = max(1, VALUES_AT_ONCE // logits.shape[1])
+    for start in range(0, len(rows), at_once):
+        drawn += _draw_chunk(logits[start : start + at_once], rows[start : start + at_once])
+    return drawn
+
+
+def _draw_chunk(logits: Logits, rows: Sequence[DrawRow]) -> list[SampledToken | InternalError]:
+    good = [index for index, is_good in enumerate(are_numbers(logits)) if is_good]
+    drawn: list[SampledToken | InternalError] = [InternalError("the model produced logits that are no numbers")] * len(
+        rows
+    )
+    if len(good) < len(rows):
+        logits, rows = logits[good], [rows[index] for index in good]
+    if rows:
+        ids = draw_ids(process_rows(logits, rows), rows)
+        for index, token in zip(good, report_tokens(logits, rows, ids), strict=True):
+            drawn[index] = token
+    return drawn
+
+
+def are_numbers(logits: Logits) -> NDArray[np.bool_]:
+    """[rows] bool: no NaN, no +∞, and not only −∞."""
+    return np.isfinite(logits.max(axis=1))
+
+
+def process_rows(logits: Logits, rows: Sequence[DrawRow]) -> Logits:
+    """Log-weights [rows, vocab] float32: the law of a row's token is their softmax.
+    Of a greedy row, 0 for its token and −∞ for all others. `logits` are numbers, and stay as they are."""
+    weights = logits.copy()
+    for index, row in enumerate(rows):
+        row.sampler.apply_rules(weights[index], drafts=row.drafts, allowed=row.allowed)
+    params = [row.sampler.params for row in rows]
+    greedy = np.array([each.greedy for each in params], np.bool_)
+    if greedy.any():
+        best = weights[greedy].argmax(axis=1)
+        weights[greedy] = -np.inf
+        weights[np.flatnonzero(greedy), best] = 0
+    if not greedy.all():
+        weights /= np.array([1 if each.greedy else each.temperature for each in params], np.float32)[:, None]
+        truncate(
+            weights,
+            top_k=np.array([0 if each.greedy else each.top_k for each in params], np.int64),
+            top_p=np.array([1 if each.greedy else each.top_p for each in params], np.float64),
+            min_p=np.array([0 if each.greedy else each.min_p for each in params], np.float64),
         )
+    return weights
 
 
-def kept_ids(scaled: Logits, params: SamplingParams) -> Ids:
-    """Ids that top-k, top-p and min-p leave, ascending; at least one. `scaled` are the logits after temperature."""
-    ids: Ids = np.arange(len(scaled), dtype=np.int64)
-    if 0 < params.top_k < len(scaled):
-        ids = best_ids(scaled, params.top_k)
-    if params.top_p < 1:
-        ids = ids[np.lexsort((ids, -scaled[ids]))]
-        shares = np.cumsum(np.exp(scaled[ids].astype(np.float64) - scaled[ids[0]]))
-        ids = ids[: int(np.searchsorted(shares, params.top_p * shares[-1])) + 1]
-    if params.min_p > 0:
-        ids = ids[scaled[ids] >= scaled[ids].max() + math.log(params.min_p)]
-    return np.sort(ids)
+def probabilities(weights: Logits) -> NDArray[np.float64]:
+    """Softmax of log-weights [rows, vocab]: float64, each row sums to 1. 0 where nothing is kept."""
+    shares = np.exp(weights.astype(np.float64) - weights.max(axis=1, keepdims=True))
+    shares /= shares.sum(axis=1, keepdims=True)
+    return shares
 
 
-def best_ids(values: Logits, count: int) -> Ids:
-    """The `count` ids of the largest values, best first, ties to the lowest id."""
-    if count >= len(values):
-        chosen = np.arange(len(values), dtype=np.int64)
-    elif count == 0:
-        return np.zeros(0, np.int64)
-    else:
-        last = np.partition(values, len(values) - count)[len(values) - count]
-        above = np.flatnonzero(values > last)
-        chosen = np.concatenate([above, np.flatnonzero(values == last)[: count - len(above)]])
-    return chosen[np.lexsort((chosen, -values[chosen]))]
+def draw_ids(weights: Logits, rows: Sequence[DrawRow]) -> Ids:
+    """[rows] the token with the largest sum of log-weight and Gumbel noise, the latter keyed by request and position.
+
+    Where it cannot be seen in float32 which one that is, it is computed in float64.
+    """
+    ids = weights.argmax(axis=1)
+    drawn = [index for index, row in enumerate(rows) if not row.sampler.params.greedy]
+    if not drawn:
+        return ids
+    words = noise_words(
+        np.array([rows[index].sampler.key for index in drawn], np.uint64),
+        positions=np.array([rows[index].position for index in drawn], np.uint64),
+        lanes=weights.shape[1],
+    )
+    if len(drawn) < len(rows):
+        weights = weights[drawn]
+    rough = weights - weights.max(axis=1, keepdims=True)
+    rough += rough_gumbel_of(words)
+    near, tokens = np.nonzero(rough >= rough.max(axis=1, keepdims=True) - np.float32(_UNSURE))
+    sums = weights[near, tokens] + gumbel_of(words[near, tokens])
+    order = np.lexsort((tokens, -sums, near))
+    firsts = np.searchsorted(near, np.arange(len(drawn)))  # `near` ascends, before the sort and after it
+    ids[drawn] = tokens[order[firsts]]
+    return ids
 
 
-def log_softmax(logits: Logits) -> Logits:
-    """[vocab] float32, normalised with a float64 sum."""
-    shifted = logits.astype(np.float64) - logits.max()
-    return (shifted - np.log(np.exp(shifted).sum())).astype(np.float32)
+_UNSURE = 2 * ROUGH_ERROR + 0.1
+"""Two sums that differ by more in float32 do not change places in float64. The last tenth is for rounding them."""
+
+
+def report_tokens(logits: Logits, rows: Sequence[DrawRow], ids: Ids) -> list[SampledToken]:
+    """Tokens `ids` of the rows with what was asked for about them, from the raw logits [rows, vocab]."""
+    tokens = [SampledToken(int(token_id)) for token_id in ids]
+    asked = [(index, k) for index, row in enumerate(rows) if (k := row.sampler.params.logprobs) is not None]
+    if not asked:
+        return tokens
+    chosen = [index for index, _ in asked]
+    raw = logits if len(chosen) == len(rows) else logits[chosen]
+    best = ids_of(best_ranks(ranks_of(raw), max(1, *(k for _, k in asked))))
+    of_interest = np.concatenate([ids[chosen, None], best], axis=1)
+    told = logprobs_at(raw, of_interest)
+    for (index, k), top_ids, values in zip(asked, best.tolist(), told.tolist(), strict=True):
+        tokens[index] = SampledToken(
+            tokens[index].id, logprob=values[0], top_ids=tuple(top_ids[:k]), top_logprobs=tuple(values[1 : k + 1])
+        )
+    return tokens
+
+
+def logprobs_at(logits: Logits, ids: Ids) -> Logits:
+    """[rows, n] float32: log-softmax of logits [rows, vocab] at ids [rows, n], normalised with a float64 sum."""
+    peaks = logits.max(axis=1, keepdims=True)
+    sums = np.exp(logits.astype(np.float64) - peaks).sum(axis=1, keepdims=True)
+    shifted = np.take_along_axis(logits, ids, axis=1).astype(np.float64) - peaks
+    return (shifted - np.log(sums)).astype(np.float32)

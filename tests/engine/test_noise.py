@@ -5,7 +5,16 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from whalepod.engine.noise import gumbels, philox4x32, uniforms
+from whalepod.engine.noise import (
+    ROUGH_ERROR,
+    gumbel_of,
+    gumbels,
+    noise_words,
+    philox4x32,
+    rough_gumbel_of,
+    uniform_of,
+    uniforms,
+)
 
 LANES = 4096
 
@@ -26,7 +35,7 @@ def test_philox_gives_its_authors_test_vectors(
     counter: tuple[int, int, int, int], key: int, words: tuple[int, ...]
 ) -> None:
     c0, c1, c2, c3 = (np.array([word], np.uint64) for word in counter)
-    assert tuple(int(word[0]) for word in philox4x32(key, (c0, c1, c2, c3))) == words
+    assert tuple(int(word[0]) for word in philox4x32(np.array([key], np.uint64), (c0, c1, c2, c3))) == words
 
 
 def test_a_lanes_number_does_not_depend_on_how_many_lanes_are_asked_for() -> None:
@@ -35,11 +44,25 @@ def test_a_lanes_number_does_not_depend_on_how_many_lanes_are_asked_for() -> Non
         assert np.array_equal(uniforms(5, position=9, lanes=count), many[:count])
 
 
+def test_rows_have_the_noise_of_their_own_key_and_position() -> None:
+    keys, positions = np.array([7, 2**64 - 1, 7], np.uint64), np.array([4, 0, 5], np.uint64)
+    rows = noise_words(keys, positions=positions, lanes=101, purpose=2, sub=3)
+    for row, key, position in zip(rows, keys, positions, strict=True):
+        alone = uniforms(int(key), position=int(position), lanes=101, purpose=2, sub=3)
+        assert np.array_equal(uniform_of(row), alone)
+
+
+def test_rough_noise_is_as_near_as_it_says() -> None:
+    ends = np.arange(2000, dtype=np.uint32)
+    words = np.concatenate([ends, ~ends, np.arange(0, 2**32, 9973, dtype=np.int64).astype(np.uint32)])
+    assert float(abs(rough_gumbel_of(words) - gumbel_of(words)).max()) < ROUGH_ERROR
+
+
 def test_numbers_are_never_zero_or_one() -> None:
-    extremes = (np.array([0, 2**32 - 1], np.float64) + 0.5) * 2.0**-32
-    assert extremes[0] > 0
-    assert extremes[1] < 1
-    assert np.isfinite(-np.log(-np.log1p(-extremes))).all()
+    words = np.array([0, 2**32 - 1], np.uint32)
+    assert uniform_of(words)[0] > 0
+    assert uniform_of(words)[1] < 1
+    assert np.isfinite(gumbel_of(words)).all()
     u = np.concatenate([uniforms(1, position=position, lanes=LANES) for position in range(64)])
     assert u.min() > 0
     assert u.max() < 1

@@ -16,10 +16,10 @@ from tests.engine.fake_runner import FakeRunner
 from whalepod.core.errors import InternalError
 from whalepod.core.ids import RequestId
 from whalepod.engine.device import LaunchedRows
-from whalepod.engine.interface import EngineRequest, Fidelity, FinishReason
+from whalepod.engine.interface import EngineRequest, Fidelity, FinishReason, SampledToken
 from whalepod.engine.options import RankOptions
 from whalepod.engine.runner import StepRunner
-from whalepod.engine.sampling import Sampler
+from whalepod.engine.sampling import DrawRow, Sampler, draw_rows
 from whalepod.engine.sampling_params import SamplingParams
 
 AHEAD = replace(OPTIONS, async_scheduling=True)
@@ -248,7 +248,9 @@ def test_every_token_that_was_drawn_counts_for_the_penalties_of_the_next() -> No
     for drawn in range(len(ids)):
         sampler = Sampler(sampling, key=0, eos_id=1, prompt_ids=prompt, output_ids=ids[:drawn])
         logits = runner.logits_after((*prompt, *ids[:drawn]))
-        assert sampler.draw(logits, position=len(prompt) + drawn).id == ids[drawn]
+        token = draw_rows(logits[None], [DrawRow(sampler, len(prompt) + drawn)])[0]
+        assert isinstance(token, SampledToken)
+        assert token.id == ids[drawn]
 
 
 class _Gate:
