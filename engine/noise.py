@@ -16,6 +16,10 @@ from numpy.typing import NDArray
 
 TARGET_DRAW = 0
 """Purpose of the noise that draws a token of the target model. Purposes never share noise."""
+ACCEPT_COIN = 1
+"""Purpose of the one number that decides whether the draft at a position stands."""
+DRAFT_DRAW = 2
+"""Purpose of the noise that draws a draft; `sub` is its column, because a position may be drafted more than once."""
 
 _WORDS = 4
 _MASK = np.uint64(0xFFFFFFFF)
