@@ -8,7 +8,7 @@ are: an `EngramTable` maps the file and decodes only the rows that are asked for
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -65,8 +65,10 @@ def load_tensors(
     *,
     role: ModelRole = ModelRole.FULL,
     dtype: torch.dtype = torch.bfloat16,
+    wanted: Callable[[TensorSpec], bool] | None = None,
 ) -> dict[str, Tensor]:
-    """Every tensor of `role` but the n-gram tables, by its name in the file, contiguous and in `dtype`.
+    """Every tensor of `role` but the n-gram tables, by its name in the file, contiguous and in `dtype`. With `wanted`,
+    only the bytes of those tensors are read.
 
     Mixing coefficients (`hc_*`), `attn_sink` and the routing biases are kept in at least float32.
     Raises CheckpointError naming tensors that are missing, unexpected, misshapen or of a dtype that they cannot have.
@@ -77,7 +79,7 @@ def load_tensors(
         return {
             spec.name: files.read(spec, config).to(torch.promote_types(dtype, torch.float32) if spec.float32 else dtype)
             for spec in specs
-            if spec.storage is not Storage.FP8_ROWS
+            if spec.storage is not Storage.FP8_ROWS and (wanted is None or wanted(spec))
         }
 
 

@@ -29,6 +29,7 @@ from .forward_pass import ForwardPass, Recorder, Selection
 from .layer import LayerTail
 from .projection import Projection, Weights
 from .rotary import RotaryAngles
+from .routed_experts import MakeExperts
 
 Chooser = Callable[[int, Tensor], Tensor]
 """(number of the drafted token, its logits [anchors, vocab]) -> the chosen ids [anchors] int64."""
@@ -109,7 +110,7 @@ class DraftBlock:
     eps: float
 
     @classmethod
-    def from_weights(cls, weights: Weights, config: ModelConfig, number: int) -> Self:
+    def from_weights(cls, weights: Weights, config: ModelConfig, number: int, *, make_experts: MakeExperts) -> Self:
         """`weights` below `mtp.{number}.`."""
         return cls(
             number=number,
@@ -123,6 +124,7 @@ class DraftBlock:
                 name=f"block{number}",
                 experts=config.dspark_n_routed_experts,
                 chosen=config.dspark_num_experts_per_tok,
+                make_experts=make_experts,
             ),
             eps=config.rms_norm_eps,
         )
@@ -162,7 +164,9 @@ class Drafter:
     frequencies: Tensor
 
     @classmethod
-    def from_weights(cls, weights: Weights, config: ModelConfig, frequencies: Tensor) -> Self:
+    def from_weights(
+        cls, weights: Weights, config: ModelConfig, frequencies: Tensor, *, make_experts: MakeExperts
+    ) -> Self:
         """`weights` of the whole model; `frequencies` of layers without global KV."""
         count = config.num_nextn_predict_layers
         first, last = weights.below("mtp.0."), weights.below(f"mtp.{count - 1}.")
@@ -172,7 +176,10 @@ class Drafter:
             head=weights["head.weight"],
             main=first.projection("main_proj"),
             main_norm=first["main_norm.weight"],
-            blocks=tuple(DraftBlock.from_weights(weights.below(f"mtp.{n}."), config, n) for n in range(count)),
+            blocks=tuple(
+                DraftBlock.from_weights(weights.below(f"mtp.{n}."), config, n, make_experts=make_experts)
+                for n in range(count)
+            ),
             norm=last["norm.weight"],
             markov_embed=last["markov_head.embed.weight"],
             markov_head=last["markov_head.head.weight"],

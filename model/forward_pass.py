@@ -56,6 +56,11 @@ class ForwardPass:
     angles: dict[bool, RotaryAngles] = field(default_factory=dict)
     decoded_index_keys: dict[int, list[Tensor]] = field(default_factory=dict)
 
+    @property
+    def count(self) -> int:
+        """Rows without padding."""
+        return self.rows.count
+
     def record(self, name: str, value: Tensor) -> None:
         """Show `value` [rows, ...] to the recorder, without padding."""
         if self.recorder is not None:

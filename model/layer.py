@@ -18,6 +18,7 @@ from .engram import Engram
 from .feed_forward import FeedForward
 from .forward_pass import ForwardPass
 from .projection import Weights
+from .routed_experts import MakeExperts
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +62,11 @@ class ResidualState(Protocol):
     pre: Tensor
     text: Tensor | None
 
+    @property
+    def count(self) -> int:
+        """Rows without padding."""
+        ...
+
     def record(self, name: str, value: Tensor) -> None: ...
 
 
@@ -78,14 +84,24 @@ class LayerTail:
 
     @classmethod
     def from_weights(
-        cls, weights: Weights, config: ModelConfig, layer: int, *, name: str, experts: int, chosen: int
+        cls,
+        weights: Weights,
+        config: ModelConfig,
+        layer: int,
+        *,
+        name: str,
+        experts: int,
+        chosen: int,
+        make_experts: MakeExperts,
     ) -> Self:
         """`weights` below `layers.{layer}.` or a draft block's. `name` is what recorders see."""
         return cls(
             name=name,
             attention=Attention.from_weights(weights.below("attn."), config, layer),
             attention_mixer=Mixer.from_weights(weights, config, "attn"),
-            feed_forward=FeedForward.from_weights(weights.below("ffn."), config, experts=experts, chosen=chosen),
+            feed_forward=FeedForward.from_weights(
+                weights.below("ffn."), config, experts=experts, chosen=chosen, make_experts=make_experts
+            ),
             feed_forward_norm=weights["ffn_norm.weight"],
             feed_forward_mixer=Mixer.from_weights(weights, config, "ffn"),
             eps=config.rms_norm_eps,
@@ -99,7 +115,7 @@ class LayerTail:
         self._mix(state, y, mixes, "attn")
         x = rms_norm(collapse(state.streams, state.pre), self.feed_forward_norm, eps=self.eps)
         mixes = self.feed_forward_mixer(state.streams)
-        y, ids, weights = self.feed_forward(x, state.text)
+        y, ids, weights = self.feed_forward(x, state.text, state.count)
         state.record(f"{self.name}.expert_ids", ids)
         state.record(f"{self.name}.expert_weights", weights)
         state.record(f"{self.name}.ffn_out", y)
@@ -126,7 +142,9 @@ class Layer:
     eps: float
 
     @classmethod
-    def from_weights(cls, weights: Weights, config: ModelConfig, layer: int, *, producers_only: bool) -> Self:
+    def from_weights(
+        cls, weights: Weights, config: ModelConfig, layer: int, *, producers_only: bool, make_experts: MakeExperts
+    ) -> Self:
         """`weights` below `layers.{layer}.`."""
         engram = tail = None
         if layer in config.engram_layer_ids:
@@ -135,7 +153,9 @@ class Layer:
         if not producers_only:
             experts, chosen = config.n_routed_experts, config.num_experts_per_tok
             name = f"layer{layer}"
-            tail = LayerTail.from_weights(weights, config, layer, name=name, experts=experts, chosen=chosen)
+            tail = LayerTail.from_weights(
+                weights, config, layer, name=name, experts=experts, chosen=chosen, make_experts=make_experts
+            )
         return cls(
             number=layer,
             engram=engram,

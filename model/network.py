@@ -5,7 +5,7 @@ Segment… ─▶ BatchPlan ─▶ ForwardPass ─▶ layer 0 … layer N-1 ─�
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Self
 
@@ -30,7 +30,8 @@ from .forward_pass import ForwardPass, Recorder
 from .layer import Layer
 from .projection import Weights
 from .rotary import rotary_frequencies
-from .tensor_layout import ModelRole
+from .routed_experts import LocalExperts, MakeExperts
+from .tensor_layout import ModelRole, TensorSpec
 from .tokenizer import Tokenizer
 
 
@@ -50,9 +51,11 @@ class Network:
         token_map: Tensor | None,
         role: ModelRole = ModelRole.FULL,
         input_format: PackedFormat | None = None,
+        make_experts: MakeExperts = LocalExperts.from_weights,
     ) -> None:
         """`tensors` by released name, all floats; the dtype of `embed.weight` is the one the network works in.
 
+        `make_experts` builds each layer's routed experts; the default needs the weights of all of them.
         `token_map` [vocab] gives compressed ids to the n-gram layers; None if there are none. `input_format` is what
         inputs of quantised matrices are rounded to (release arithmetic).
         """
@@ -76,12 +79,17 @@ class Network:
                 config,
                 layer,
                 producers_only=not full and layer == config.last_kv_source,
+                make_experts=make_experts,
             )
             for layer in range(count)
         ]
         assert not config.engram_layer_ids or token_map is not None, "n-gram layers need a token map"
         drafts = full and config.num_nextn_predict_layers > 0
-        self.drafter = Drafter.from_weights(weights, config, self._frequencies[False]) if drafts else None
+        self.drafter = (
+            Drafter.from_weights(weights, config, self._frequencies[False], make_experts=make_experts)
+            if drafts
+            else None
+        )
         self._engram_tables = engram_tables
         self._token_map = token_map
 
@@ -93,17 +101,21 @@ class Network:
         role: ModelRole = ModelRole.FULL,
         dtype: torch.dtype = torch.float32,
         input_format: PackedFormat | None = None,
+        make_experts: MakeExperts = LocalExperts.from_weights,
+        wanted: Callable[[TensorSpec], bool] | None = None,
     ) -> Self:
-        """From a checkpoint directory. Raises ConfigError or CheckpointError."""
+        """From a checkpoint directory. Reads the tensors of `role` that are `wanted`, all of them by default:
+        `make_experts` must do with those. Raises ConfigError or CheckpointError."""
         config = ModelConfig.from_dir(directory)
         token_map = engram_token_map(Tokenizer.from_dir(directory), config) if config.engram_layer_ids else None
         return cls(
             config,
-            load_tensors(directory, config, role=role, dtype=dtype),
+            load_tensors(directory, config, role=role, dtype=dtype, wanted=wanted),
             engram_tables=load_engram_tables(directory, config, role=role, dtype=dtype),
             token_map=token_map,
             role=role,
             input_format=input_format,
+            make_experts=make_experts,
         )
 
     @property

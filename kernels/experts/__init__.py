@@ -29,6 +29,32 @@ def routed_experts(
     return reference.routed_experts(x, ids, weights, gate_up, down, limit=limit, input_format=input_format)
 
 
+def expert_outputs(
+    x: Tensor,
+    rows: Tensor,
+    experts: Tensor,
+    gate_up: Tensor,
+    down: Tensor,
+    *,
+    limit: float,
+    input_format: PackedFormat | None = None,
+) -> Tensor:
+    """x [rows, D]; pairs of a row of `x` and an expert, `rows` and `experts` [pairs] int64 -> what each expert makes of
+    its row, without a routing weight, [pairs, D] in at least float32.
+
+    A pair has the same bits alone and among any others. `combine_outputs` of a row's pairs is `routed_experts`.
+    """
+    assert rows.shape == experts.shape, (rows.shape, experts.shape)
+    return reference.expert_outputs(x, rows, experts, gate_up, down, limit=limit, input_format=input_format)
+
+
+def combine_outputs(outputs: Tensor, weights: Tensor) -> Tensor:
+    """outputs [rows, chosen, D], weights [rows, chosen], both in at least float32 -> Σ_k weights_k · outputs_k
+    [rows, D], summed in the order of the choices."""
+    assert outputs.shape[:2] == weights.shape, (outputs.shape, weights.shape)
+    return reference.combine_outputs(outputs, weights)
+
+
 def dense_expert(
     x: Tensor, gate_up: Tensor, down: Tensor, *, limit: float, input_format: PackedFormat | None = None
 ) -> Tensor:
