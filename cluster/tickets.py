@@ -50,6 +50,8 @@ def engine_request_from_ticket(
     """What the ticket asks a rank with this 16-byte namespace to do. Raises InvalidFieldError on a malformed ticket."""
     if len(ticket.request_id) != REQUEST_ID_BYTES or ticket.attempt < 1:
         raise InvalidFieldError("ticket", "a ticket needs a 16-byte request id and an attempt of at least 1")
+    if len(ticket.branch_of) not in (0, REQUEST_ID_BYTES):
+        raise InvalidFieldError("ticket", "a choice names its first choice by a 16-byte request id")
     return EngineRequest(
         request_id=RequestId(ticket.request_id),
         attempt=ticket.attempt,
@@ -63,6 +65,8 @@ def engine_request_from_ticket(
         block_hashes=unpack_hashes(ticket.block_hashes),
         owner=owner_tag(ticket.tenant),
         noise_key=noise_key_of_request(RequestId(ticket.request_id)),
+        branch=ticket.branch,
+        branch_of=RequestId(ticket.branch_of) if ticket.branch_of else None,
     )
 
 

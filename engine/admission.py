@@ -29,6 +29,8 @@ class RequestChecks:
             raise ContextLengthError(tokens=tokens + 1, tokens_max=self.context_tokens_max)
         if min(request.prompt_ids) < 0 or max(request.prompt_ids) >= self.vocab_size:
             raise InvalidFieldError("prompt", f"token ids must be in [0, {self.vocab_size})")
+        if request.sampling.n != 1 or request.sampling.stop:
+            raise InternalError("a rank makes one choice, and looks for no stop string")
         self._check_sampling(request)
         if self.role is ModelRole.ENCODER and request.work is not Work.PREFILL:
             raise InternalError("this rank holds no layers above the last KV source: it cannot generate")

@@ -7,7 +7,7 @@ step():  expire ▶ admit ▶ restore ▶ plan ▶ preempt ▶ launch ▶ commit
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from collections.abc import Sequence as Ordered
 from dataclasses import replace
 
@@ -17,10 +17,11 @@ from whalepod.core.ids import RequestId
 from whalepod.core.lifecycle import Outcome, Phase
 from whalepod.model.tensor_layout import ModelRole
 
+from . import branching
 from .admission import RequestChecks
 from .block_pool import BlockPool, SlotPool
 from .device import Device, RowResult
-from .finish import Finish
+from .finish import OUTCOMES, Finish
 from .grammar.compiler import rank_compiler
 from .guiding import GrammarReady, Guide
 from .interface import (
@@ -40,7 +41,7 @@ from .interface import (
 from .memory_plan import MemoryPlan, plan_memory
 from .options import RankOptions
 from .pipeline import Pipeline
-from .publishing import Publisher
+from .publishing import Publisher, finished_handoff
 from .rank_model import RankModel
 from .restore import RestorePlan
 from .restoring import Restorer
@@ -50,13 +51,6 @@ from .sequence import Leaving, Sequence, new_sequence
 from .state_image import StateImage
 from .state_store import Answer, Loaded, RoomFreed, StateStore
 from .transfers import Transfers
-
-OUTCOMES: Mapping[FinishReason, Outcome] = {
-    FinishReason.STOP: Outcome.STOP,
-    FinishReason.LENGTH: Outcome.LENGTH,
-    FinishReason.ABORT: Outcome.ABORT,
-    FinishReason.ERROR: Outcome.ERROR,
-}
 
 Delivery = Answer | GrammarReady
 
@@ -136,6 +130,7 @@ class Engine:
         """Accept a checked request. A live attempt of it must have been superseded before."""
         assert request.request_id not in self._sequences
         sequence = self._new_sequence(request)
+        branching.join(sequence, self._sequences)
         self._sequences[request.request_id] = sequence
         self._scheduler.add(sequence)
         try:
@@ -326,6 +321,7 @@ class Engine:
             return
         sequence.computed = planned.end
         self._publisher.commit_rows(sequence)
+        branching.fork(sequence, self._publisher)
         if not sequence.rows_pending:
             self._rows_done(sequence, result)
 
@@ -355,17 +351,7 @@ class Engine:
             sequence.leaving = Leaving(first_token=token)
             self._try_leave(sequence)
             return
-        handoff = Handoff(
-            boundary_tokens=0,
-            kind=None,
-            first_token=token,
-            finish_reason=finish.reason,
-            matched_stop_id=finish.matched_stop_id,
-            cached_tokens=sequence.cached_tokens or 0,
-            replayed_tokens=sequence.replayed_tokens,
-            exact=sequence.exact,
-        )
-        self._hand_over(sequence, handoff)
+        self._hand_over(sequence, finished_handoff(sequence, token, finish))
 
     def _try_leave(self, sequence: Sequence) -> None:
         handoff = self._publisher.try_leave(sequence) if sequence.leaving is not None else None
@@ -409,6 +395,7 @@ class Engine:
         )
 
     def _remove(self, sequence: Sequence, outcome: Outcome, *, delivered: bool = False) -> None:
+        branching.leave(sequence)
         self._publisher.end(sequence, delivered=delivered)
         self._scheduler.remove(sequence)
         sequence.finish(outcome)
@@ -440,4 +427,4 @@ class Engine:
         )
 
     def _chunk_stops(self, sequence: Sequence) -> Ordered[int]:
-        return self._boundaries.turn_borders(sequence.prompt_tokens)
+        return branching.stops_of(sequence, self._boundaries.turn_borders(sequence.prompt_tokens))

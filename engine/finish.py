@@ -2,10 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+
+from whalepod.core.lifecycle import Outcome
 
 from .interface import FinishReason
 from .sampling_params import SamplingParams
+
+OUTCOMES: Mapping[FinishReason, Outcome] = {
+    FinishReason.STOP: Outcome.STOP,
+    FinishReason.LENGTH: Outcome.LENGTH,
+    FinishReason.ABORT: Outcome.ABORT,
+    FinishReason.ERROR: Outcome.ERROR,
+}
 
 
 @dataclass(frozen=True, slots=True)

@@ -69,6 +69,11 @@ class EngineRequest:
     """64 bits: on whose account its blocks are stored (`kvstore.store_keys.owner_tag`); 0: nobody's."""
     noise_key: int | None = None
     """64-bit key of the sampling noise if `sampling.seed` is None (`runtime.md` §4.4)."""
+    branch: int = 0
+    """Which of the choices of one prompt (`n`) this is: each has noise of its own."""
+    branch_of: RequestId | None = None
+    """Of a choice above 0: the request that is choice 0. Where both meet before its prompt is computed, it is computed
+    once for both, and they share its blocks."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from queue import SimpleQueue
@@ -17,6 +17,7 @@ from typing import Any
 from rich.console import Console
 from rich.progress import Progress
 
+from whalepod.core.block_keys import chain_root, derive_block_hashes
 from whalepod.core.clock import Deadline
 from whalepod.core.errors import ServingError
 from whalepod.core.ids import RequestId, mint_request_id
@@ -24,7 +25,8 @@ from whalepod.model.detokenizer import Detokenizer
 from whalepod.model.prompt import PromptEncoder
 
 from .engine import Delivery, Engine
-from .interface import EngineRequest, Fidelity, FinishedEvent, FinishReason, SampledToken, StepEvent, TokensEvent
+from .interface import EngineRequest, Fidelity, FinishedEvent, FinishReason, StepEvent, TokensEvent
+from .llm_outputs import Choice, RequestOutput, silent_ids
 from .options import RankOptions
 from .rank_model import RankModel
 from .sampling_params import SamplingParams
@@ -36,40 +38,16 @@ Message = Mapping[str, Any]
 SERVED_NAME = "model"
 
 
-@dataclass(frozen=True, slots=True)
-class CompletionOutput:
-    """One answer. `text` is of `tokens` without special tokens."""
-
-    tokens: tuple[SampledToken, ...]
-    text: str
-    finish_reason: FinishReason
-    matched_stop_id: int | None = None
-
-    @property
-    def token_ids(self) -> tuple[int, ...]:
-        return tuple(token.id for token in self.tokens)
-
-
-@dataclass(frozen=True, slots=True)
-class RequestOutput:
-    """What came of one prompt. With an `error`, its output is what had been generated before."""
-
-    prompt_ids: tuple[int, ...]
-    output: CompletionOutput
-    error: ServingError | None = None
-
-
 @dataclass(slots=True)
-class _Progress:
-    prompt_ids: tuple[int, ...]
-    tokens: list[SampledToken] = field(default_factory=list)
-    end: FinishedEvent | None = None
-    error: ServingError | None = None
+class _Asked:
+    """One prompt and its choices."""
 
-    @property
-    def failed(self) -> bool:
-        """It was refused."""
-        return self.error is not None
+    prompt_ids: tuple[int, ...]
+    choices: list[Choice]
+
+    def output(self) -> RequestOutput:
+        error = next((choice.error for choice in self.choices if choice.error is not None), None)
+        return RequestOutput(self.prompt_ids, tuple(choice.output() for choice in self.choices), error)
 
 
 class LLM:
@@ -101,6 +79,8 @@ class LLM:
         self._config = model.config
         self._answers: SimpleQueue[Delivery] = SimpleQueue()
         self._engine = Engine(model, options, store=None, deliver=self._answers.put)
+        self._namespace = model.namespace
+        self._block_tokens = model.block_tokens
         self._context_tokens = self._engine.memory.context_tokens_max
 
     def generate(
@@ -157,34 +137,71 @@ class LLM:
         each = [params or SamplingParams()] * len(listed) if not isinstance(params, Sequence) else list(params)
         if len(each) != len(listed):
             raise ValueError(f"{len(listed)} prompts, but {len(each)} sampling parameters")
-        progress = {mint_request_id(): _Progress(prompt) for prompt in listed}
-        for (request_id, its_progress), sampling in zip(progress.items(), each, strict=True):
-            self._submit(request_id, its_progress, sampling)
+        asked = [self._ask(prompt, sampling) for prompt, sampling in zip(listed, each, strict=True)]
+        choices = {choice.request_id: choice for one in asked for choice in one.choices}
         with _bar(shown=use_tqdm) as bar:
-            task = bar.add_task("requests", total=len(listed), completed=sum(each.failed for each in progress.values()))
+            refused = sum(choice.ended for choice in choices.values())
+            task = bar.add_task("requests", total=len(choices), completed=refused)
             for event in self._events():
-                _note(progress[event.request_id], event)
-                bar.advance(task, isinstance(event, FinishedEvent))
-        return [self._output(its_progress) for its_progress in progress.values()]
+                choice = choices[event.request_id]
+                if not choice.ended:
+                    self._note(choice, event)
+                    bar.advance(task, choice.ended)
+        return [one.output() for one in asked]
+
+    def _note(self, choice: Choice, event: StepEvent) -> None:
+        match event:
+            case TokensEvent():
+                choice.take(event.tokens)
+                if choice.ended:
+                    self._engine.cancel(choice.request_id, 1)
+            case FinishedEvent():
+                choice.end(event.reason, event.matched_stop_id, event.error)
+            case _:
+                raise AssertionError("a request that generates hands nothing off")
 
     def close(self) -> None:
         """End the processes beside it that compile grammars. Nothing can be generated any more."""
         self._engine.close()
 
-    def _submit(self, request_id: RequestId, progress: _Progress, sampling: SamplingParams) -> None:
+    def _ask(self, prompt: tuple[int, ...], sampling: SamplingParams) -> _Asked:
+        """Submit a request for each choice of a prompt. What is refused has ended."""
+        choices = [self._new_choice(sampling) for _ in range(sampling.n)]
         request = EngineRequest(
-            request_id=request_id,
+            request_id=choices[0].request_id,
             attempt=1,
-            prompt_ids=progress.prompt_ids,
-            sampling=sampling,
+            prompt_ids=prompt,
+            sampling=replace(sampling, n=1, stop=()),
             fidelity=self._fidelity,
             deadline=Deadline(math.inf),
         )
         try:
             self._engine.checks.check(request)
-            self._engine.submit(request)
+            for branched in self._branches(request, [choice.request_id for choice in choices]):
+                self._engine.submit(branched)
         except ServingError as error:
-            progress.error = error
+            for choice in choices:
+                choice.end(FinishReason.ERROR, error=error)
+        return _Asked(prompt, choices)
+
+    def _branches(self, request: EngineRequest, request_ids: Sequence[RequestId]) -> Iterator[EngineRequest]:
+        """The requests of all choices. Several share blocks, under names that no other request can know."""
+        if len(request_ids) > 1:
+            root = chain_root(self._namespace, salt=request.request_id)
+            hashes = derive_block_hashes(request.prompt_ids, root=root, block_tokens=self._block_tokens)
+            request = replace(request, chain_root=root, block_hashes=hashes)
+        yield request
+        for branch, request_id in enumerate(request_ids[1:], start=1):
+            yield replace(request, request_id=request_id, branch=branch, branch_of=request.request_id)
+
+    def _new_choice(self, sampling: SamplingParams) -> Choice:
+        text = Detokenizer(
+            self._tokenizer,
+            stop=sampling.stop,
+            include_stop=sampling.include_stop_str_in_output,
+            skip_special_tokens=sampling.skip_special_tokens,
+        )
+        return Choice(mint_request_id(), text, silent_ids(sampling, eos_id=self._config.eos_token_id))
 
     def _events(self) -> Iterator[StepEvent]:
         """Everything that happens until all requests have ended."""
@@ -202,31 +219,9 @@ class LLM:
             (self._config.bos_token_id, *self._tokenizer.encode(prompt)) if isinstance(prompt, str) else tuple(prompt)
         )
 
-    def _output(self, progress: _Progress) -> RequestOutput:
-        detokenizer = Detokenizer(self._tokenizer)
-        text = detokenizer.push([token.id for token in progress.tokens]) + detokenizer.finish()
-        end = progress.end
-        output = CompletionOutput(
-            tokens=tuple(progress.tokens),
-            text=text,
-            finish_reason=FinishReason.ERROR if end is None else end.reason,
-            matched_stop_id=None if end is None else end.matched_stop_id,
-        )
-        return RequestOutput(progress.prompt_ids, output, progress.error if end is None else end.error)
-
 
 def _bar(*, shown: bool) -> Progress:
     return Progress(console=Console(stderr=True), disable=not shown)
-
-
-def _note(progress: _Progress, event: StepEvent) -> None:
-    match event:
-        case TokensEvent():
-            progress.tokens += event.tokens
-        case FinishedEvent():
-            progress.end = event
-        case _:
-            raise AssertionError("a request that generates hands nothing off")
 
 
 def _listed(prompts: Prompt | Sequence[Prompt]) -> Sequence[Prompt]:

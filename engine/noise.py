@@ -1,7 +1,7 @@
 """Counter-based noise: the same key, position and token give the same number on any rank, in any batch, after any
 failure.
 
-    key      64 bits of the request
+    key      64 bits of the request, and of which of its choices it is
     counter  (lane // 4, position, sub, purpose), 32 bits each; output word lane % 4
     u        (word + 0.5) / 2^32, in (0, 1)
 
@@ -10,6 +10,9 @@ failure.
 """
 
 from __future__ import annotations
+
+import struct
+from hashlib import sha256
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,6 +38,13 @@ _BELOW_ONE = np.float32(1 - 2.0**-24)
 
 Words = NDArray[np.uint64]
 """32-bit words, kept in 64 bits so that products do not overflow."""
+
+
+def branch_key(key: int, branch: int) -> int:
+    """64-bit key of choice `branch` of a request whose own key is `key`; choice 0 has that one."""
+    if branch == 0:
+        return key
+    return int.from_bytes(sha256(b"whalepod branch" + struct.pack("<QI", key, branch)).digest()[:8], "little")
 
 
 def philox4x32(key: Words, counter: tuple[Words, Words, Words, Words]) -> tuple[Words, Words, Words, Words]:

@@ -15,6 +15,7 @@ from whalepod.kvstore.value_format import SnapshotValue
 
 from .block_pool import BlockPool
 from .boundaries import Boundaries
+from .finish import Finish
 from .interface import Handoff, SampledToken, SnapshotKind
 from .options import RankOptions
 from .parking import Parked
@@ -118,19 +119,26 @@ class Publisher:
         """
         if sequence.computed == 0 or sequence.computed < sequence.restored_tokens:
             return
-        sequence.resumed = True
+        self.park_for(sequence, self.copy_of(sequence))
+
+    def copy_of(self, sequence: Sequence) -> Parked | None:
+        """All state of the rows that a sequence has computed, in host memory; None: there is no room."""
         full_blocks = sequence.computed // self._boundaries.block_tokens
         if full_blocks * self._image.block_layout.payload_bytes > self._parked_bytes_free:
-            return
+            return None
         above = sequence.computed > self._boundaries.config.floor(sequence.prompt_tokens)
-        parked = Parked(
+        return Parked(
             snapshot=self._snapshot(sequence, SnapshotKind.FULL if above else SnapshotKind.ENCODER, None),
             payloads=[self._image.export_block(block_id) for block_id in sequence.blocks[:full_blocks]],
             blocks_exact=tuple(sequence.blocks_exact[:full_blocks]),
         )
-        if parked.bytes <= self._parked_bytes_free:
-            self._parked_bytes_free -= parked.bytes
-            sequence.parked = parked
+
+    def park_for(self, sequence: Sequence, copy: Parked | None) -> None:
+        """A sequence resumes from this copy if it could be made and there is room for it, else from what is exact."""
+        sequence.resumed = True
+        if copy is not None and copy.bytes <= self._parked_bytes_free:
+            self._parked_bytes_free -= copy.bytes
+            sequence.parked = copy
 
     def unpark(self, sequence: Sequence) -> None:
         """The sequence has resumed, or it has ended."""
@@ -222,3 +230,17 @@ class Publisher:
             exact=sequence.exact,
             stored=stored,
         )
+
+
+def finished_handoff(sequence: Sequence, token: SampledToken, finish: Finish) -> Handoff:
+    """Of a request that its first token has ended: nothing is left for anybody to restore."""
+    return Handoff(
+        boundary_tokens=0,
+        kind=None,
+        first_token=token,
+        finish_reason=finish.reason,
+        matched_stop_id=finish.matched_stop_id,
+        cached_tokens=sequence.cached_tokens or 0,
+        replayed_tokens=sequence.replayed_tokens,
+        exact=sequence.exact,
+    )

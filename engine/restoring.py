@@ -148,7 +148,8 @@ class Restorer:
             assert sequence.slot is not None
             self._image.import_snapshot(used, slot=sequence.slot.index, blocks=sequence.blocks)
         sequence.resume_from(plan)
-        sequence.blocks_published = max(sequence.blocks_published, len(sequence.blocks_exact))
+        if sequence.parked is None or not sequence.is_prefill:
+            sequence.blocks_published = max(sequence.blocks_published, len(sequence.blocks_exact))
         return plan
 
     def _import_blocks(self, sequence: Sequence, payloads: Ordered[memoryview], flags: Ordered[bool]) -> None:

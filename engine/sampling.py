@@ -23,7 +23,7 @@ from whalepod.core.ids import RequestId
 
 from .grammar.masks import Flags
 from .interface import EngineRequest, SampledToken
-from .noise import ROUGH_ERROR, gumbel_of, noise_words, rough_gumbel_of
+from .noise import ROUGH_ERROR, branch_key, gumbel_of, noise_words, rough_gumbel_of
 from .sampling_params import SamplingParams
 from .token_counts import TokenCounts
 from .truncation import best_ranks, ids_of, ranks_of, truncate
@@ -36,13 +36,15 @@ VALUES_AT_ONCE = 1 << 17
 
 
 def noise_key(request: EngineRequest) -> int:
-    """64-bit key of a request's noise: its seed, else the key it came with, else one derived from its id.
+    """64-bit key of a request's noise: of its seed, else the key it came with, else one derived from its id; and of
+    which choice it is.
 
     Every rank that meets the request derives the same one.
     """
     if request.sampling.seed is not None:
-        return request.sampling.seed % 2**64
-    return request.noise_key if request.noise_key is not None else key_of_request(request.request_id)
+        return branch_key(request.sampling.seed % 2**64, request.branch)
+    key = request.noise_key if request.noise_key is not None else key_of_request(request.request_id)
+    return branch_key(key, request.branch)
 
 
 def key_of_request(request_id: RequestId) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import InitVar, dataclass, field
 
 from whalepod.core.errors import InvalidFieldError
@@ -13,6 +13,7 @@ from .grammar.spec import GrammarSpec
 
 GREEDY_BELOW = 1e-5
 """A temperature under this is greedy."""
+CHOICES_MAX = 128
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +30,14 @@ class SamplingParams:
     min_tokens: int = 0
     ignore_eos: bool = False
     stop_token_ids: tuple[int, ...] = ()
+    n: int = 1
+    """Choices of one prompt. The offline interface and the router make a request of each."""
+    stop: Sequence[str] = ()
+    """Strings before which the answer ends, one or several. They are of its text: the offline interface and the router
+    look for them, no rank does."""
+    include_stop_str_in_output: bool = False
+    skip_special_tokens: bool = True
+    """In the text."""
     seed: int | None = None
     """Signed 64 bit. None: noise that differs from request to request."""
     logprobs: int | None = None
@@ -43,10 +52,19 @@ class SamplingParams:
     """The token that ends the model's reasoning: the answer is what follows it. None: everything is the answer."""
     so_args: InitVar[Mapping[str, object] | None] = None
     """The grammar as the offline interface spells it: {"schema_type": …, "schema": …}."""
+    seq_seed: InitVar[int | None] = None
+    """`seed` as the offline interface spells it."""
 
-    def __post_init__(self, so_args: Mapping[str, object] | None) -> None:
+    def __post_init__(self, so_args: Mapping[str, object] | None, seq_seed: int | None) -> None:
         if so_args is not None:
             object.__setattr__(self, "grammar", _grammar_of(so_args))
+        if seq_seed is not None:
+            _check("seq_seed", seq_seed, f"seed ({self.seed})", self.seed in (None, seq_seed))
+            object.__setattr__(self, "seed", seq_seed)
+        object.__setattr__(self, "stop", (self.stop,) if isinstance(self.stop, str) else tuple(self.stop))
+        object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids))
+        _check("n", self.n, f"in [1, {CHOICES_MAX}]", 1 <= self.n <= CHOICES_MAX)
+        _check("stop", self.stop, "strings that are not empty", all(self.stop))
         _check("temperature", self.temperature, "at least 0", self.temperature >= 0)
         _check("top_p", self.top_p, "in (0, 1]", 0 < self.top_p <= 1)
         _check("top_k", self.top_k, "-1 (off) or in [0, 2^31)", -1 <= self.top_k < 2**31)

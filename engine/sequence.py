@@ -52,6 +52,9 @@ class Sequence:
     """Holds a soft slot until its hand-off is known."""
     compiling: bool = False
     """Its grammar is not ready."""
+    following: Sequence | None = None
+    """It waits for this one to compute the prompt of both (`branching.py`)."""
+    followers: list[Sequence] = field(default_factory=list)
     grammar: GrammarState | None = None
     """Where it stands in its grammar: all of its output has been followed."""
     handoff: Handoff | None = None
@@ -96,7 +99,7 @@ class Sequence:
     @property
     def admissible(self) -> bool:
         """Nothing that it waits for is outstanding, except room."""
-        return not self.awaiting and not self.compiling
+        return not self.awaiting and not self.compiling and self.following is None
 
     @property
     def phase(self) -> Phase:

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, aclosing
 from dataclasses import dataclass, replace
-from hashlib import sha256
 
 from whalepod.core.block_keys import BlockHash, chain_root, derive_block_hashes
 from whalepod.core.clock import SYSTEM_CLOCK, Clock, Deadline
@@ -190,14 +189,10 @@ class FrontDoor:
 
 
 def branch(job: Job, index: int) -> Job:
-    """Choice `index` of `n`: a request of its own, whose noise is a function of the seed and the index."""
-    seed = job.sampling.seed
+    """Choice `index` of `n`: a request of its own, which says whose choice it is."""
     if index == 0:
         return job
-    if seed is not None:
-        digest = sha256(b"whalepod branch" + seed.to_bytes(8, "little", signed=True) + index.to_bytes(4, "little"))
-        seed = int.from_bytes(digest.digest()[:8], "little", signed=True)
-    return replace(job, request_id=mint_request_id(), sampling=replace(job.sampling, seed=seed))
+    return replace(job, request_id=mint_request_id(), branch=index, branch_of=job.request_id)
 
 
 def _count_first_token(job: Job, burst: Burst, seconds: float) -> None:

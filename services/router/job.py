@@ -36,6 +36,10 @@ class Job:
     stored_tokens: int = 0
     """Longest stored prefix that the lookup saw: a guess."""
     traceparent: str = ""
+    branch: int = 0
+    """Which choice of `n` it is."""
+    branch_of: RequestId | None = None
+    """Of a choice above 0: the job that is choice 0."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,5 +94,7 @@ def sign_job(
         expires_unix_ms=deadline_unix_ms,
         stored_tokens_hint=job.stored_tokens,
         traceparent=job.traceparent,
+        branch=job.branch,
+        branch_of=job.branch_of,
     )
     return sign_ticket(ticket, secret)

@@ -97,9 +97,18 @@ def test_a_ticket_becomes_an_engine_request() -> None:
     assert request.chain_root == chain_root(NAMESPACE, salt=b"salt")
     assert list(request.block_hashes) == [b"h" * 32, b"i" * 32]
     assert request.noise_key == noise_key_of_request(RequestId(b"r" * 16))
+    assert (request.branch, request.branch_of) == (0, None)
 
 
-@pytest.mark.parametrize("changes", [{"request_id": b"short"}, {"attempt": 0}, {"prompt_ids": b"abc"}])
+def test_a_choice_names_its_first() -> None:
+    ticket = make_ticket(branch=2, branch_of=b"f" * 16)
+    request = engine_request_from_ticket(ticket, namespace=NAMESPACE, work=Work.GENERATE, clock=StoppedClock())
+    assert (request.branch, request.branch_of) == (2, b"f" * 16)
+
+
+@pytest.mark.parametrize(
+    "changes", [{"request_id": b"short"}, {"attempt": 0}, {"prompt_ids": b"abc"}, {"branch_of": b"f"}]
+)
 def test_a_malformed_ticket_is_refused(changes: dict[str, object]) -> None:
     with pytest.raises(InvalidFieldError):
         engine_request_from_ticket(

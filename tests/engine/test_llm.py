@@ -12,7 +12,7 @@ import pytest
 
 from tests.engine.engine_world import CHECKPOINT, GREEDY, SEEDED, oracle, prompt_of
 from whalepod import LLM, SamplingParams
-from whalepod.core.errors import ContextLengthError, RequestError
+from whalepod.core.errors import ContextLengthError, InvalidFieldError, RequestError
 from whalepod.engine.interface import FinishReason
 from whalepod.model.tiny_checkpoint import write_tiny_checkpoint
 
@@ -36,6 +36,35 @@ def test_one_failure_does_not_lose_the_others() -> None:
     assert isinstance(outputs[1].error, ContextLengthError)
     assert (outputs[1].output.tokens, outputs[1].output.finish_reason) == ((), FinishReason.ERROR)
     assert outputs[0].output.token_ids == outputs[2].output.token_ids == tuple(token.id for token in oracle(17))
+
+
+def test_choices_of_a_prompt_differ_and_are_those_of_any_other_run() -> None:
+    three = replace(SEEDED, n=3)
+    (first,), (second, beside) = _llm().generate([prompt_of(60)], three), _llm().generate([prompt_of(60)] * 2, three)
+    assert first.outputs == second.outputs == beside.outputs
+    assert first.output.tokens == oracle(60, SEEDED)
+    assert len({output.token_ids for output in first.outputs}) == 3
+
+
+def test_each_choice_ends_for_itself_and_a_refused_prompt_has_none_that_did() -> None:
+    good, bad = _llm().generate([prompt_of(17), (-1,)], replace(SEEDED, n=2))
+    assert [len(output.tokens) for output in good.outputs] == [4, 4]
+    assert isinstance(bad.error, InvalidFieldError)
+    assert [output.finish_reason for output in bad.outputs] == [FinishReason.ERROR] * 2
+
+
+@pytest.mark.parametrize("include", [False, True])
+def test_a_stop_string_ends_its_own_answer_only(include: bool) -> None:
+    whole = _llm().generate([prompt_of(29), prompt_of(17)], replace(SEEDED, max_tokens=12))
+    text, other = whole[0].output.text, whole[1].output.text
+    stop = next(text[at : at + 3] for at in range(3, len(text)) if text.count(text[at : at + 3]) == 1)
+    assert stop not in other
+    sampling = replace(SEEDED, max_tokens=12, stop=(stop, "never said"), include_stop_str_in_output=include)
+    cut, left = _llm().generate([prompt_of(29), prompt_of(17)], sampling)
+    assert cut.output.text == text[: text.index(stop) + (len(stop) if include else 0)]
+    assert (cut.output.finish_reason, cut.output.matched_stop) == (FinishReason.STOP, stop)
+    assert whole[0].output.tokens[: len(cut.output.tokens)] == cut.output.tokens
+    assert (left.output.text, left.output.finish_reason) == (other, FinishReason.LENGTH)
 
 
 def test_a_text_starts_with_the_begin_token_and_a_single_prompt_is_a_list_of_one() -> None:

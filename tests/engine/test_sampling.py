@@ -149,7 +149,7 @@ def test_logits_that_are_no_numbers_are_an_error_of_their_row(value: float) -> N
 
 
 def test_noise_is_keyed_by_the_seed_else_by_what_the_request_brings_else_by_its_id() -> None:
-    def key(seed: int | None, noise: int | None, name: bytes = b"a" * 16) -> int:
+    def key(seed: int | None, noise: int | None, name: bytes = b"a" * 16, branch: int = 0) -> int:
         request = EngineRequest(
             request_id=RequestId(name),
             attempt=1,
@@ -158,6 +158,7 @@ def test_noise_is_keyed_by_the_seed_else_by_what_the_request_brings_else_by_its_
             fidelity=Fidelity.FAST,
             deadline=Deadline.after(1),
             noise_key=noise,
+            branch=branch,
         )
         return noise_key(request)
 
@@ -166,6 +167,8 @@ def test_noise_is_keyed_by_the_seed_else_by_what_the_request_brings_else_by_its_
     assert key(None, 9) == 9
     assert key(None, None) == key(None, None)
     assert key(None, None) != key(None, None, b"b" * 16)
+    assert len({key(7, 9, branch=branch) for branch in range(100)} | {7}) == 100, "every choice has its own"
+    assert key(7, 9, branch=3) == key(7, None, b"b" * 16, branch=3) != key(None, 9, branch=3)
 
 
 def _allowing(size: int, *ids: int) -> np.ndarray:

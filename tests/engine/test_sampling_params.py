@@ -31,6 +31,9 @@ from whalepod.engine.sampling_params import SamplingParams
         ("frequency_penalty", -2.1, "in [-2, 2]"),
         ("repetition_penalty", 0.0, "above 0"),
         ("repetition_penalty", float("inf"), "above 0"),
+        ("n", 0, "in [1, 128]"),
+        ("n", 129, "in [1, 128]"),
+        ("stop", ("a", ""), "not empty"),
         ("logit_bias", {3: 101.0}, "values in [-100, 100]"),
         ("logit_bias", {-1: 1.0}, "token ids of at least 0"),
     ],
@@ -41,6 +44,21 @@ def test_a_value_out_of_range_is_refused_with_its_name_and_range(field: str, val
     assert caught.value.field == field
     assert str(caught.value).startswith(field)
     assert allowed in str(caught.value)
+
+
+def test_the_offline_spelling_of_a_seed_is_a_seed() -> None:
+    params = SamplingParams(seq_seed=7)
+    assert params.seed == 7
+    assert replace(params, top_k=3).seed == 7
+    assert SamplingParams(seed=7, seq_seed=7) == params
+    with pytest.raises(InvalidFieldError, match=r"seq_seed must be seed \(8\), not 7"):
+        SamplingParams(seed=8, seq_seed=7)
+
+
+def test_one_stop_string_is_a_list_of_one_and_lists_are_taken_as_they_come() -> None:
+    assert SamplingParams(stop="ab").stop == ("ab",)
+    params = SamplingParams(stop=["a", "b"], stop_token_ids=[3])  # type: ignore[arg-type]
+    assert (params.stop, params.stop_token_ids) == (("a", "b"), (3,))
 
 
 def test_so_args_are_a_grammar_and_stay_one_when_something_else_changes() -> None:

@@ -35,6 +35,7 @@ from whalepod.engine.interface import (
     TokensEvent,
     Work,
 )
+from whalepod.engine.noise import branch_key
 from whalepod.rpc.common.v1 import common_pb2
 from whalepod.rpc.decode.v1 import decode_pb2, decode_pb2_grpc
 from whalepod.rpc.prefill.v1 import prefill_pb2, prefill_pb2_grpc
@@ -296,9 +297,10 @@ async def _generate(
 def answer_of(work: EngineRequest, next_token: NextToken) -> tuple[list[SampledToken], FinishReason, int | None]:
     """The whole answer to a request, as any rank gives it."""
     sampling = work.sampling
+    seed = branch_key((sampling.seed or 0) % 2**64, work.branch) if work.branch else sampling.seed
     tokens: list[SampledToken] = []
     for position in range(len(work.prompt_ids), len(work.prompt_ids) + (sampling.max_tokens or TOKENS_MAX_DEFAULT)):
-        token_id = next_token(work.prompt_ids, sampling.seed, position)
+        token_id = next_token(work.prompt_ids, seed, position)
         ends = token_id in sampling.stop_token_ids or (token_id == EOS_ID and not sampling.ignore_eos)
         if ends and len(tokens) < sampling.min_tokens:
             token_id, ends = 300, False
