@@ -25,10 +25,12 @@ class RequestChecks:
         tokens = len(request.prompt_ids)
         if not tokens:
             raise InvalidFieldError("prompt", "the prompt must have at least one token")
-        if tokens + 1 > self.context_tokens_max:
-            raise ContextLengthError(tokens=tokens + 1, tokens_max=self.context_tokens_max)
-        if min(request.prompt_ids) < 0 or max(request.prompt_ids) >= self.vocab_size:
-            raise InvalidFieldError("prompt", f"token ids must be in [0, {self.vocab_size})")
+        needed = tokens + len(request.resumed_ids) + 1
+        if needed > self.context_tokens_max:
+            raise ContextLengthError(tokens=needed, tokens_max=self.context_tokens_max)
+        for ids in (request.prompt_ids, request.resumed_ids):
+            if ids and (min(ids) < 0 or max(ids) >= self.vocab_size):
+                raise InvalidFieldError("prompt", f"token ids must be in [0, {self.vocab_size})")
         if request.sampling.n != 1 or request.sampling.stop:
             raise InternalError("a rank makes one choice, and looks for no stop string")
         self._check_sampling(request)

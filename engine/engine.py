@@ -26,6 +26,7 @@ from .grammar.compiler import rank_compiler
 from .guiding import GrammarReady, Guide
 from .interface import (
     EngineRequest,
+    Fidelity,
     FinishedEvent,
     FinishReason,
     Handoff,
@@ -415,16 +416,22 @@ class Engine:
         )
 
     def _new_sequence(self, request: EngineRequest) -> Sequence:
-        tokens = len(request.prompt_ids)
+        tokens = len(request.prompt_ids) + len(request.resumed_ids)
+        length = len(request.prompt_ids) if request.fidelity is Fidelity.EXACT else tokens
         handoff_only = request.work is Work.PREFILL and self._model.role is ModelRole.ENCODER
         self._arrivals += 1
-        return new_sequence(
+        sequence = new_sequence(
             request,
             arrival=self._arrivals,
-            rows_end=self._boundaries.encoder_handoff(tokens) if handoff_only else tokens,
+            prompt_tokens=length,
+            rows_end=self._boundaries.encoder_handoff(length) if handoff_only else tokens,
             eos_id=self._model.config.eos_token_id,
             context_tokens_max=self.memory.context_tokens_max,
         )
+        full_blocks = tokens // self._model.block_tokens
+        if sequence.shares_prefix and len(sequence.hashes) < full_blocks:
+            sequence.hash_of(full_blocks - 1, block_tokens=self._model.block_tokens)
+        return sequence
 
     def _chunk_stops(self, sequence: Sequence) -> Ordered[int]:
         return branching.stops_of(sequence, self._boundaries.turn_borders(sequence.prompt_tokens))

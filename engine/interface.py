@@ -64,9 +64,12 @@ class EngineRequest:
     """Root of the block-hash chain (namespace and salt are in it). None: the request shares no prefix and stores
     none."""
     block_hashes: Sequence[BlockHash] = ()
-    """Hashes of the prompt's full blocks."""
+    """Hashes of the prompt's full blocks; those of `resumed_ids` follow from them."""
     owner: int = 0
     """64 bits: on whose account its blocks are stored (`kvstore.store_keys.owner_tag`); 0: nobody's."""
+    resumed_ids: Sequence[int] = ()
+    """Output that was drawn before, on a rank that is gone or let the request go: it goes on with the token after
+    them. `exact`: as if nothing had happened. `fast`: they count as prompt (L grows), which is approximate."""
     noise_key: int | None = None
     """64-bit key of the sampling noise if `sampling.seed` is None (`runtime.md` §4.4)."""
     branch: int = 0

@@ -32,6 +32,9 @@ class Sequence:
 
     Between steps, rows 0 … computed - 1 have their state on the device (if the sequence holds a slot), and tokens up to
     `len(tokens)` are known. `prompt_tokens` is L for the whole life of the request, also after a preemption.
+
+    A request that goes on after output of another rank has it among its tokens. If it is exact, L is that of its
+    prompt, and the output is computed as the rows that it was; if not, output so far is prompt.
     """
 
     request: EngineRequest
@@ -107,11 +110,11 @@ class Sequence:
 
     @property
     def output_ids(self) -> collections.abc.Sequence[int]:
-        return self.tokens[self.prompt_tokens :]
+        return self.tokens[len(self.request.prompt_ids) :]
 
     @property
     def output_tokens(self) -> int:
-        return len(self.tokens) - self.prompt_tokens
+        return len(self.tokens) - len(self.request.prompt_ids)
 
     @property
     def rows_pending(self) -> int:
@@ -194,21 +197,32 @@ class Sequence:
 
 
 def new_sequence(
-    request: EngineRequest, *, arrival: int, rows_end: int, eos_id: int, context_tokens_max: int
+    request: EngineRequest,
+    *,
+    arrival: int,
+    prompt_tokens: int,
+    rows_end: int,
+    eos_id: int,
+    context_tokens_max: int,
 ) -> Sequence:
-    """An accepted request that holds nothing yet."""
-    tokens = len(request.prompt_ids)
+    """An accepted request that holds nothing yet. `prompt_tokens` is its L."""
     return Sequence(
         request=request,
         arrival=arrival,
-        prompt_tokens=tokens,
+        prompt_tokens=prompt_tokens,
         rows_end=rows_end,
-        tokens=list(request.prompt_ids),
+        tokens=[*request.prompt_ids, *request.resumed_ids],
         hashes=list(request.block_hashes) if request.chain_root is not None else [],
-        sampler=Sampler(request.sampling, key=noise_key(request), eos_id=eos_id, prompt_ids=request.prompt_ids),
+        sampler=Sampler(
+            request.sampling,
+            key=noise_key(request),
+            eos_id=eos_id,
+            prompt_ids=request.prompt_ids,
+            output_ids=request.resumed_ids,
+        ),
         finish_rule=FinishRule(
             params=request.sampling,
-            prompt_tokens=tokens,
+            prompt_tokens=len(request.prompt_ids),
             context_tokens_max=context_tokens_max,
             eos_id=eos_id,
         ),

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import grpc
@@ -82,6 +82,10 @@ class DecodeStream:
         if self._inboxes.pop((request_id, attempt), None) is not None and self.alive:
             message = decode_pb2.Cancel(request_id=request_id, attempt=attempt)
             self._outbox.put_nowait(decode_pb2.GenerateRequest(cancel=message))
+
+    def give_up(self) -> None:
+        """The rank is gone, though the stream has not noticed."""
+        self._task.cancel()
 
     async def close(self) -> None:
         self._task.cancel()
@@ -167,6 +171,14 @@ class DecodeStreams:
             stream = DecodeStream(rank, on_load=self._on_load, on_end=self._ended)
             self._streams[key] = stream
         return stream
+
+    def give_up_gone(self, ranks: Mapping[RankId, RankInfo]) -> None:
+        """Break the streams to ranks that are not among `ranks`, or were restarted: a process that is stopped, or cut
+        off, keeps its connections."""
+        for stream in list(self._streams.values()):
+            now = ranks.get(stream.rank.rank_id)
+            if now is None or now.incarnation != stream.rank.incarnation:
+                stream.give_up()
 
     async def close(self) -> None:
         self._closing = True

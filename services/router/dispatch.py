@@ -1,8 +1,8 @@
-"""From a job to its tokens, whatever happens on the way: place, attempt, and attempt again while nothing was sent.
+"""From a job to its tokens, whatever happens on the way: place, attempt, and attempt again after what was sent.
 
-A rank that fails costs the client time and never a wrong token: before the first token the request starts again on
-other ranks (a new attempt, fenced by its number); after it, the stream ends with the truth. A rank that is full has not
-failed: when all are, the request waits.
+A rank that fails costs the client time and never a wrong token: the request goes on elsewhere as a new attempt, fenced
+by its number, that resumes after the tokens the client has. Nothing is repeated: what an old attempt still says is
+dropped. A rank that is full has not failed: when all are, the request waits.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import count
 from random import Random
 
@@ -22,16 +22,19 @@ from whalepod.core.ids import RankId
 
 from .attempt import Attempt, Legs, PrefillLostError
 from .decode_stream import DecodeStreams
-from .job import Job, Progress, sign_job
+from .job import Burst, Job, Progress, sign_job
 from .placement import Placement, PlacementRequest, Policy, RemotePrefill, plan_placement
 from .prefill_client import PrefillClient
 from .rank_table import RankTable
-from .router_metrics import PLACEMENT_SECONDS, RETRIES
+from .router_metrics import FAILOVER_SECONDS, FAILOVERS, PLACEMENT_SECONDS, RETRIES
 
 log = logging.getLogger(__name__)
 
 LOOK_AGAIN_S = 0.1
 """A rank whose stream has just broken may come back without a change of the table: look this often."""
+
+RANK_WAIT_LOST_S = 4.0
+"""The client of a request that has lost its rank hears the truth within 5 s."""
 
 FULL_PAUSE_S_FIRST = 0.1
 FULL_PAUSE_S_MAX = 1.0
@@ -44,11 +47,14 @@ class DispatchOptions:
     remote_prefill_tokens_min: int = 64
     policy: Policy = Policy.CACHE_AWARE
     retry_max: int = 2
-    """Further attempts after one that was lost. A refusal for lack of room is no loss."""
+    """Further attempts after one that was lost, counted anew whenever tokens have come. A refusal for lack of room is
+    no loss."""
     rank_wait_first_s: float = 1.0
     """How long a new request waits for a usable decode rank: about what a broken stream takes to be mended."""
-    rank_wait_s: float = 30.0
-    """How long a request that has lost its rank waits for another to appear, and how long for room."""
+    rank_wait_lost_s: float = RANK_WAIT_LOST_S
+    """How long a request that has lost its rank waits for another to appear."""
+    room_wait_s: float = 30.0
+    """How long a request waits for room on ranks that are full."""
 
 
 @dataclass(slots=True)
@@ -61,6 +67,11 @@ class _Setbacks:
     lost: int = 0
     pause_s: float = FULL_PAUSE_S_FIRST
 
+    def note_progress(self) -> None:
+        """Tokens came: the attempt was no failure, whatever becomes of it."""
+        self.lost = 0
+        self.avoid.clear()
+
     def may_try_again(self, error: UnavailableError, legs: Legs, *, retry_max: int) -> bool:
         """Note that an attempt ended so. Whether another is worth making."""
         self.avoid.add(error.rank_id if isinstance(error, PrefillLostError) else legs.decode.rank_id)
@@ -72,6 +83,45 @@ class _Setbacks:
     def next_pause_s(self) -> float:
         pause_s, self.pause_s = self.pause_s, min(2 * self.pause_s, FULL_PAUSE_S_MAX)
         return pause_s
+
+
+@dataclass(slots=True)
+class _Sent:
+    """What the client of a job has been sent, over all attempts."""
+
+    job: Job
+    clock: Clock
+    ids: list[int] = field(default_factory=list)
+    cached_tokens: int | None = None
+    """R of the attempt that drew the first token: what later ones restore is no hit."""
+    broken_at_s: float | None = None
+    broken_by: UnavailableError | None = None
+    """What its stream last broke with."""
+
+    @property
+    def rest(self) -> Job:
+        """What is left to do. What was computed before has been stored, or will be missed and computed."""
+        if not self.ids:
+            return self.job
+        return replace(self.job, resumed_ids=tuple(self.ids), stored_tokens=len(self.job.prompt_ids) - 1)
+
+    def note(self, item: Progress) -> Progress:
+        """The item as the client is to see it."""
+        if isinstance(item, Burst):
+            self.ids += [token.id for token in item.tokens]
+            if self.broken_at_s is not None:
+                FAILOVER_SECONDS.observe(self.clock.monotonic_s() - self.broken_at_s)
+                self.broken_at_s = None
+        if self.cached_tokens is None:
+            self.cached_tokens = item.cached_tokens
+        return replace(item, cached_tokens=self.cached_tokens)
+
+    def note_break(self, error: UnavailableError) -> None:
+        """The attempt that served it was lost."""
+        if self.ids and self.broken_at_s is None:
+            self.broken_at_s = self.clock.monotonic_s()
+            self.broken_by = error
+            FAILOVERS.inc()
 
 
 class Dispatcher:
@@ -102,18 +152,22 @@ class Dispatcher:
         Raises UnavailableError if no rank can take the request or it was lost once too often, DeadlineError, and what
         the ranks say themselves: RequestError, InternalError.
         """
-        setbacks = _Setbacks(job.deadline.earlier(self._options.rank_wait_s))
+        setbacks = _Setbacks(job.deadline.earlier(self._options.room_wait_s))
+        sent = _Sent(job, self._clock)
         for number in count(1):
-            legs = await self._place(job, number, setbacks.avoid)
-            sent = False
             try:
-                async with aclosing(self._attempt(job, number, legs)) as progress:
+                legs = await self._place(sent.rest, number, setbacks.avoid)
+            except UnavailableError as error:
+                raise sent.broken_by or error from None
+            try:
+                async with aclosing(self._attempt(sent.rest, number, legs)) as progress:
                     async for item in progress:
-                        sent = True
-                        yield item
+                        setbacks.note_progress()
+                        yield sent.note(item)
                 return
             except UnavailableError as error:
-                if sent or not setbacks.may_try_again(error, legs, retry_max=self._options.retry_max):
+                sent.note_break(error)
+                if not setbacks.may_try_again(error, legs, retry_max=self._options.retry_max):
                     raise
                 RETRIES.labels(kind_of_error(error)).inc()
                 log.warning("attempt lost: %s", error, extra={"internal_id": job.request_id, "attempt": number})
@@ -143,7 +197,7 @@ class Dispatcher:
     async def _place(self, job: Job, number: int, avoid: set[RankId]) -> Legs:
         """Choose ranks and count the request there. A later attempt gives a restarting rank time to come back."""
         options = self._options
-        patience = job.deadline.earlier(options.rank_wait_first_s if number == 1 else options.rank_wait_s)
+        patience = job.deadline.earlier(options.rank_wait_first_s if number == 1 else options.rank_wait_lost_s)
         while True:
             try:
                 return self._claim(job, number, self._plan(job, avoid), avoid)
@@ -156,7 +210,7 @@ class Dispatcher:
         with PLACEMENT_SECONDS.time():
             return plan_placement(
                 PlacementRequest(
-                    prompt_tokens=len(job.prompt_ids),
+                    prompt_tokens=len(job.prompt_ids) + len(job.resumed_ids),
                     stored_tokens=job.stored_tokens,
                     fidelity=job.fidelity,
                     avoid=avoid,
@@ -173,13 +227,14 @@ class Dispatcher:
 
     def _claim(self, job: Job, number: int, placement: Placement, avoid: set[RankId]) -> Legs:
         ranks = self._table.ranks
-        new_tokens = len(job.prompt_ids) - job.stored_tokens
+        tokens = len(job.prompt_ids) + len(job.resumed_ids)
+        new_tokens = tokens - job.stored_tokens
         prefill = ranks[placement.prefill] if placement.prefill is not None else None
         others = [
             rank
             for rank in self._table.prefill_ranks()
             if rank.rank_id not in {placement.prefill, *avoid}
-            and self._table.candidate(rank).can_hold(len(job.prompt_ids), job.fidelity)
+            and self._table.candidate(rank).can_hold(tokens, job.fidelity)
         ]
         return Legs(
             decode=ranks[placement.decode],

@@ -35,6 +35,8 @@ class Job:
     deadline: Deadline
     stored_tokens: int = 0
     """Longest stored prefix that the lookup saw: a guess."""
+    resumed_ids: Sequence[int] = ()
+    """Output that the client has already been sent."""
     traceparent: str = ""
     branch: int = 0
     """Which choice of `n` it is."""
@@ -86,6 +88,7 @@ def sign_job(
         salt=job.salt,
         fidelity=FIDELITIES[job.fidelity],
         prompt_ids=pack_ids(job.prompt_ids),
+        resumed_ids=pack_ids(job.resumed_ids),
         block_hashes=b"".join(job.block_hashes),
         sampling=sampling_to_proto(job.sampling),
         deadline_unix_ms=deadline_unix_ms,

@@ -45,6 +45,10 @@ HANDOFF_EXPOSED_SECONDS = Histogram(
     "whalepod_router_handoff_exposed_seconds", "From the prefill rank's READY to the first token.", buckets=_REQUEST
 )
 STREAMS_LOST = Counter("whalepod_router_decode_streams_lost", "Streams to decode ranks that broke.")
+FAILOVERS = Counter("whalepod_router_failovers", "Streams that lost their decode rank after a token was sent.")
+FAILOVER_SECONDS = Histogram(
+    "whalepod_router_failover_seconds", "From the loss of a decode rank to the next token.", buckets=_REQUEST
+)
 STREAMS_BROKEN = Counter("whalepod_router_client_streams_broken", "Client streams that ended with an error event.")
 
 

@@ -20,7 +20,7 @@ from whalepod.model.tokenizer import Tokenizer
 
 from .admission import Admission
 from .decode_stream import DecodeStreams
-from .dispatch import Dispatcher, DispatchOptions
+from .dispatch import RANK_WAIT_LOST_S, Dispatcher, DispatchOptions
 from .front_door import FrontDoor, ServedModel
 from .language import Language
 from .placement import Policy, RemotePrefill
@@ -82,6 +82,7 @@ class RouterParts:
         """The directory's ranks are others now: whoever waits for one looks again, links to the lost are closed."""
         self._table.wake()
         self._admission.room_changed()
+        self._streams.give_up_gone(self._table.ranks)
         keep = {link_key(rank) for rank in self._table.ranks.values()}
         task = asyncio.ensure_future(self._prefills.close_idle_links(keep=keep))
         self._tidying.add(task)
@@ -107,7 +108,8 @@ def _dispatch_options(config: ClusterConfig) -> DispatchOptions:
         remote_prefill_tokens_min=router.remote_prefill_tokens_min,
         policy=Policy(router.policy),
         retry_max=router.retry_max,
-        rank_wait_s=router.queue_timeout_seconds,
+        rank_wait_lost_s=min(RANK_WAIT_LOST_S, router.queue_timeout_seconds),
+        room_wait_s=router.queue_timeout_seconds,
     )
 
 

@@ -98,8 +98,10 @@ class RequestMaker:
         attempt: int = 1,
         timeout_s: float = 1000.0,
         salt: bytes = b"",
+        resumed: Sequence[int] = (),
     ) -> EngineRequest:
-        """`name`: what its id is made of; else each is new. `shares`: whether its blocks have names."""
+        """`name`: what its id is made of; else each is new. `shares`: whether its blocks have names. `resumed`: its
+        output so far."""
         self._count += 1
         root = chain_root(self._model.namespace, salt=salt)
         hashes = derive_block_hashes(prompt, root=root, block_tokens=self._model.block_tokens)
@@ -114,6 +116,7 @@ class RequestMaker:
             await_handoff=await_handoff,
             chain_root=root if shares else None,
             block_hashes=hashes if shares else (),
+            resumed_ids=resumed,
         )
 
 

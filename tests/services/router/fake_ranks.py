@@ -82,6 +82,8 @@ class Behaviour:
     """Accept, then say nothing."""
     die_after_tokens: int | None = None
     """Decode: break the stream when so many tokens of a request have been sent."""
+    gone_after_tokens: int | None = None
+    """Decode: as `kill -9`, when so many tokens of a request have been sent."""
     fail_after_tokens: tuple[int, ServingError] | None = None
     repeat_finish: bool = False
     """Decode: say the end twice, and a token more."""
@@ -218,6 +220,8 @@ class FakeDecode(decode_pb2_grpc.DecodeServiceServicer):
         try:
             while (packed := await out.get()) is not None:
                 yield decode_pb2.GenerateResponse(packed_step=packed)
+            if self.behaviour.gone_after_tokens is not None:
+                self._killing = asyncio.create_task(self.server.kill())
             await context.abort(grpc.StatusCode.UNAVAILABLE, "as told")
         finally:
             reader.cancel()
@@ -271,7 +275,7 @@ class FakeDecode(decode_pb2_grpc.DecodeServiceServicer):
 async def _generate(
     work: EngineRequest, behaviour: Behaviour, handoff: Handoff | None, out: asyncio.Queue[bytes | None]
 ) -> None:
-    tokens, reason, stop_id = answer_of(work, behaviour.next_token)
+    tokens, reason, stop_id = rest_of(work, behaviour.next_token)
     restored = handoff is not None and handoff.stored and handoff.boundary_tokens > 0
     # Its own view of a hand-off: everything was restored. The router must not take that for a hit.
     cached = len(work.prompt_ids) if restored else behaviour.cached_tokens
@@ -283,7 +287,8 @@ async def _generate(
             error = behaviour.fail_after_tokens[1]
             _say(out, FinishedEvent(work.request_id, work.attempt, FinishReason.ERROR, error))
             return
-        if behaviour.die_after_tokens is not None and start >= behaviour.die_after_tokens:
+        mortal = (behaviour.die_after_tokens, behaviour.gone_after_tokens)
+        if any(tokens_max is not None and start >= tokens_max for tokens_max in mortal):
             out.put_nowait(None)
             return
         burst = tuple(tokens[start : start + behaviour.burst])
@@ -310,12 +315,20 @@ def answer_of(work: EngineRequest, next_token: NextToken) -> tuple[list[SampledT
     return tokens, FinishReason.LENGTH, None
 
 
+def rest_of(work: EngineRequest, next_token: NextToken) -> tuple[list[SampledToken], FinishReason, int | None]:
+    """What follows the output that other ranks have drawn, which must be the right one."""
+    tokens, reason, stop_id = answer_of(work, next_token)
+    resumed = len(work.resumed_ids)
+    assert [token.id for token in tokens[:resumed]] == list(work.resumed_ids)
+    return tokens[resumed:], reason, stop_id
+
+
 def expected_ids(prompt: Sequence[int], count: int, *, seed: int | None = None) -> list[int]:
     return [ordinary_token(prompt, seed, len(prompt) + index) for index in range(count)]
 
 
 def _handoff(work: EngineRequest, behaviour: Behaviour) -> Handoff:
-    tokens, reason, stop_id = answer_of(work, behaviour.next_token)
+    tokens, reason, stop_id = rest_of(work, behaviour.next_token)
     ended = len(tokens) == 1
     return Handoff(
         boundary_tokens=len(work.prompt_ids) if behaviour.stored and not ended else 0,

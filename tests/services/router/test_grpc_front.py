@@ -115,16 +115,18 @@ async def test_bad_requests_raise_the_error_that_names_the_field(
     assert (await client.generate("next", max_tokens=1)).completion_tokens == 1
 
 
-async def test_a_rank_lost_in_mid_stream_raises_after_what_had_come(client: AsyncClient, decode: FakeDecode) -> None:
-    decode.behaviour.die_after_tokens = 2
+async def test_a_rank_lost_in_mid_stream_raises_after_what_had_come(model_dir: Path, decode: FakeDecode) -> None:
+    decode.behaviour.gone_after_tokens = 2
     got: list[int] = []
 
-    async def read() -> None:
-        async for delta in client.stream(LONG[:5], max_tokens=9):
-            got.extend(delta.token_ids)
+    async def read(address: str) -> None:
+        async with AsyncClient(address, timeout_s=10.0) as client:
+            async for delta in client.stream(LONG[:5], max_tokens=9):
+                got.extend(delta.token_ids)
 
-    with pytest.raises(WorkerLostError):
-        await read()
+    async with running_router(model_dir, [decode], prefill_replicas=0, queue_timeout_seconds=0.3) as router:
+        with pytest.raises(WorkerLostError):
+            await read(router.grpc_address)
     assert got == expected_ids(LONG[:5], 2)
 
 

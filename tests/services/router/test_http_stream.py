@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -28,12 +29,20 @@ SHORT = LONG[:5]
 RIGHT = expected_ids(LONG, 6)
 
 
+@pytest.fixture
+async def doomed(model_dir: Path, decode: FakeDecode, prefill: FakePrefill) -> AsyncIterator[RouterUnderTest]:
+    """A router whose only decode rank is gone for good after three tokens."""
+    decode.behaviour.gone_after_tokens = 3
+    ranks = [decode, prefill]
+    async with running_router(model_dir, ranks, remote_prefill_tokens_min=32, queue_timeout_seconds=0.3) as running:
+        yield running
+
+
 @pytest.mark.parametrize("prompt", [SHORT, LONG], ids=["local", "remote prefill"])
-async def test_e10_a_decode_rank_that_dies_in_mid_stream_never_looks_finished(
-    router: RouterUnderTest, decode: FakeDecode, prompt: list[int]
+async def test_e10_a_stream_that_nobody_can_go_on_with_never_looks_finished(
+    doomed: RouterUnderTest, decode: FakeDecode, prompt: list[int]
 ) -> None:
-    decode.behaviour.die_after_tokens = 3
-    async with stream_of(router, prompt=prompt, max_tokens=9, return_token_ids=True) as events:
+    async with stream_of(doomed, prompt=prompt, max_tokens=9, return_token_ids=True) as events:
         got = [event async for event in events]
     assert "[DONE]" not in got
     chunks = [json.loads(event) for event in got]
@@ -41,21 +50,19 @@ async def test_e10_a_decode_rank_that_dies_in_mid_stream_never_looks_finished(
     choices = [chunk["choices"][0] for chunk in chunks[:-1]]
     assert all(choice["finish_reason"] is None for choice in choices)
     assert [token for choice in choices for token in choice["token_ids"]] == expected_ids(prompt, 3)
-    decode.behaviour.die_after_tokens = None
-    assert await answer_to(router, prompt) == expected_ids(prompt, 6)
+    decode.behaviour = Behaviour()
+    await decode.server.restart()
+    await until(lambda: doomed.readiness.report().ready)
+    assert await answer_to(doomed, prompt) == expected_ids(prompt, 6)
 
 
-async def test_e10_the_same_loss_is_an_error_status_when_nothing_was_streamed(
-    router: RouterUnderTest, decode: FakeDecode
-) -> None:
-    decode.behaviour.die_after_tokens = 3
-    assert await failure_of(router, SHORT) == (502, "worker_lost")
+async def test_e10_the_same_loss_is_an_error_status_when_nothing_was_streamed(doomed: RouterUnderTest) -> None:
+    assert await failure_of(doomed, SHORT) == (502, "worker_lost")
 
 
-async def test_e10_a_conversation_is_broken_off_in_the_same_way(router: RouterUnderTest, decode: FakeDecode) -> None:
-    decode.behaviour.die_after_tokens = 3
+async def test_e10_a_conversation_is_broken_off_in_the_same_way(doomed: RouterUnderTest) -> None:
     body = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 9}
-    events = await router.stream("/v1/chat/completions", **body)
+    events = await doomed.stream("/v1/chat/completions", **body)
     assert json.loads(events[-1])["error"]["code"] == "worker_lost"
     assert not any('"finish_reason":"' in event for event in events)
 
