@@ -13,7 +13,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Ordered
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,8 +34,7 @@ UNKNOWN_ID = -1
 """Stands where the device puts the token that it drew in the step before."""
 
 
-@dataclass(frozen=True, slots=True)
-class LaunchedRows:
+class LaunchedRows(NamedTuple):
     """Rows of one sequence in a launched step. Of the sequence, the device uses the sampler, which is its own while
     rows are launched."""
 
@@ -135,7 +135,7 @@ class Device:
             return None
         generation, token_id = drawn
         assert generation == row.slot.generation, "a row was to follow a token of its slot's earlier holder"
-        return replace(row, segment=replace(row.segment, token_ids=(token_id,)))
+        return row._replace(segment=row.segment._replace(token_ids=(token_id,)))
 
     def _draw(self, step: LaunchedStep, outcomes: Mapping[int, LogitsOrError], allowed: Mapping[int, Flags]) -> None:
         """The tokens that are due after these rows, by index in the step."""

@@ -21,6 +21,7 @@ from . import branching
 from .admission import RequestChecks
 from .block_pool import BlockPool, SlotPool
 from .device import Device, RowResult
+from .expiry import Expiry
 from .finish import OUTCOMES, Finish
 from .grammar.compiler import rank_compiler
 from .guiding import GrammarReady, Guide
@@ -122,6 +123,7 @@ class Engine:
         self.preempted = 0
         """How often a request had to give up what it held."""
         self._sequences: dict[RequestId, Sequence] = {}
+        self._expiry = Expiry()
         self._arrivals = 0
         self._events: list[StepEvent] = []
 
@@ -133,6 +135,7 @@ class Engine:
         sequence = self._new_sequence(request)
         branching.join(sequence, self._sequences)
         self._sequences[request.request_id] = sequence
+        self._expiry.note(request.deadline)
         self._scheduler.add(sequence)
         try:
             if self._model.role is not ModelRole.ENCODER:  # which draws no token
@@ -226,8 +229,8 @@ class Engine:
         return len(waiting), sum(sequence.awaiting for sequence in waiting)
 
     def next_deadline_s(self) -> float | None:
-        """Seconds until the next request runs out of time; None: there is no request."""
-        return min((sequence.request.deadline.remaining_s() for sequence in self._sequences.values()), default=None)
+        """Seconds until the next request may run out of time; None: there is no request."""
+        return self._expiry.remaining_s() if self._sequences else None
 
     def load(self) -> RankLoad:
         scheduler = self._scheduler
@@ -280,9 +283,12 @@ class Engine:
         return events
 
     def _expire(self) -> None:
+        if not self._expiry.due:
+            return
         for sequence in list(self._sequences.values()):
             if sequence.request.deadline.expired:
                 self._end_with_error(sequence, DeadlineError("the request ran out of time"))
+        self._expiry.left(sequence.request.deadline for sequence in self._sequences.values())
 
     def _admit(self) -> None:
         while (sequence := self._scheduler.plan_admission(self._restorer.reusable)) is not None:
@@ -425,6 +431,7 @@ class Engine:
             arrival=self._arrivals,
             prompt_tokens=length,
             rows_end=self._boundaries.encoder_handoff(length) if handoff_only else tokens,
+            floor=self._model.config.floor(length),
             eos_id=self._model.config.eos_token_id,
             context_tokens_max=self.memory.context_tokens_max,
         )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from whalepod.core.lifecycle import Outcome
 
@@ -33,11 +33,11 @@ class FinishRule:
     prompt_tokens: int
     context_tokens_max: int
     eos_id: int
+    output_tokens_max: int = field(init=False)
 
-    @property
-    def output_tokens_max(self) -> int:
-        room = self.context_tokens_max - self.prompt_tokens
-        return room if self.params.max_tokens is None else min(self.params.max_tokens, room)
+    def __post_init__(self) -> None:
+        room, asked = self.context_tokens_max - self.prompt_tokens, self.params.max_tokens
+        object.__setattr__(self, "output_tokens_max", room if asked is None else min(asked, room))
 
     def check(self, token_id: int, *, output_tokens: int) -> Finish | None:
         """`output_tokens` counts this token too. Under a grammar, EOS is drawn only where the answer is whole: there it

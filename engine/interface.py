@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import NamedTuple
 
 from whalepod.core.block_keys import BlockHash
 from whalepod.core.clock import Deadline
@@ -79,8 +80,7 @@ class EngineRequest:
     once for both, and they share its blocks."""
 
 
-@dataclass(frozen=True, slots=True)
-class SampledToken:
+class SampledToken(NamedTuple):
     """A drawn token. `logprob` is its log-softmax over the raw logits, float32, present if asked for."""
 
     id: int
@@ -111,8 +111,7 @@ class Handoff:
     """`host:port` where the prefill rank serves what it has published to other ranks; empty: it does not."""
 
 
-@dataclass(frozen=True, slots=True)
-class TokensEvent:
+class TokensEvent(NamedTuple):
     request_id: RequestId
     attempt: int
     tokens: tuple[SampledToken, ...]

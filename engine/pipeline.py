@@ -103,11 +103,11 @@ def segment_of(planned: PlannedRows, config: ModelConfig) -> Segment:
     look_back = config.engram_max_ngram_size - 1
     return Segment(
         slot=sequence.slot.index,
-        block_table=tuple(sequence.blocks),
+        block_table=sequence.blocks,
         start=start,
         token_ids=sequence.tokens[start : planned.end] or (UNKNOWN_ID,),
         history=sequence.tokens[max(0, start - look_back) : start],
-        floor=config.floor(sequence.prompt_tokens),
+        floor=sequence.floor,
         window_start=sequence.window_start,
         write_start=sequence.write_start,
         logits_start=planned.end - 1 if planned.draws else None,

@@ -15,6 +15,7 @@ import bisect
 from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Ordered
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from whalepod.core.errors import ConfigError
 from whalepod.core.lifecycle import Phase
@@ -49,9 +50,11 @@ def step_limits(options: RankOptions, *, group_tokens: int, block_tokens: int) -
     )
 
 
-@dataclass(frozen=True, slots=True)
-class PlannedRows:
-    """Rows `start` … `end - 1`. `new_blocks` are taken for them."""
+class PlannedRows(NamedTuple):
+    """Rows `start` … `end - 1`. `new_blocks` are taken for them.
+
+    A tuple, like all that is made for each sequence in each step: it takes a third of the time of a frozen dataclass.
+    """
 
     sequence: Sequence
     start: int
@@ -213,7 +216,7 @@ class Scheduler:
         sequence.slot = self.slots.acquire()
         self.blocks.retain(shared)
         fresh = self.blocks.allocate(self._blocks_of(sequence.rows_end) - len(shared))
-        sequence.blocks = [*shared, *fresh]
+        sequence.blocks = (*shared, *fresh)
 
     def plan_step(self) -> StepPlan:
         return plan_step(
@@ -236,7 +239,8 @@ class Scheduler:
         """Take the blocks that the planned rows need; the rows are on their way."""
         for planned in plan.rows:
             sequence = planned.sequence
-            sequence.blocks += self.blocks.allocate(planned.new_blocks)
+            if planned.new_blocks:
+                sequence.blocks += tuple(self.blocks.allocate(planned.new_blocks))
             sequence.rows_in_flight += planned.end - planned.start
             sequence.steps_in_flight += 1
             sequence.drawing += planned.draws
@@ -281,7 +285,7 @@ class Scheduler:
         assert sequence.slot is not None
         self.slots.release(sequence.slot)
         self.blocks.release(sequence.blocks)
-        sequence.slot, sequence.blocks = None, []
+        sequence.slot, sequence.blocks = None, ()
 
     def _wanted(self, sequence: Sequence, shared: Ordered[int]) -> int:
         """Free blocks that admission takes: those held by others cost nothing, idle ones stop being free."""

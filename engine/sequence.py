@@ -49,8 +49,12 @@ class Sequence:
     """Of the full blocks, as far as they are known; empty if the request shares no prefix."""
     sampler: Sampler
     finish_rule: FinishRule
+    floor: int = 0
+    """Its first row above the last KV source (`ModelConfig.floor`)."""
 
     lifecycle: Lifecycle = field(default_factory=Lifecycle)
+    phase: Phase = Phase.WAITING
+    """Of `lifecycle`, with which it changes."""
     awaiting: bool = False
     """Holds a soft slot until its hand-off is known."""
     compiling: bool = False
@@ -64,7 +68,7 @@ class Sequence:
     parked: Parked | None = None
 
     slot: Slot | None = None
-    blocks: list[int] = field(default_factory=list)
+    blocks: tuple[int, ...] = ()
     computed: int = 0
     rows_in_flight: int = 0
     """Rows from `computed` on that are launched."""
@@ -93,6 +97,13 @@ class Sequence:
     """R, known after the first restore."""
     replayed_tokens: int = 0
 
+    is_prefill: bool = field(init=False)
+    shares_prefix: bool = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.is_prefill = self.request.work is Work.PREFILL
+        self.shares_prefix = self.request.chain_root is not None
+
     @property
     def owner(self) -> Owner:
         """Names this holding of a slot. The sequence must hold one."""
@@ -103,10 +114,6 @@ class Sequence:
     def admissible(self) -> bool:
         """Nothing that it waits for is outstanding, except room."""
         return not self.awaiting and not self.compiling and self.following is None
-
-    @property
-    def phase(self) -> Phase:
-        return self.lifecycle.phase
 
     @property
     def output_ids(self) -> collections.abc.Sequence[int]:
@@ -145,14 +152,6 @@ class Sequence:
         return self.phase in (Phase.PREFILLING, Phase.DECODING) and self.rows_to_launch > 0
 
     @property
-    def is_prefill(self) -> bool:
-        return self.request.work is Work.PREFILL
-
-    @property
-    def shares_prefix(self) -> bool:
-        return self.request.chain_root is not None
-
-    @property
     def handoff_unread(self) -> bool:
         """A snapshot was announced and may still be in the store."""
         return self.handoff is not None and self.handoff.boundary_tokens > 0
@@ -164,9 +163,11 @@ class Sequence:
     def advance(self, phase: Phase) -> None:
         if self.phase is not phase:
             self.lifecycle = self.lifecycle.advance(phase)
+            self.phase = phase
 
     def finish(self, outcome: Outcome) -> None:
         self.lifecycle = self.lifecycle.finish(outcome)
+        self.phase = self.lifecycle.phase
 
     def resume_from(self, plan: RestorePlan) -> None:
         """Rows below the plan's start are as if they had been computed here."""
@@ -202,6 +203,7 @@ def new_sequence(
     arrival: int,
     prompt_tokens: int,
     rows_end: int,
+    floor: int,
     eos_id: int,
     context_tokens_max: int,
 ) -> Sequence:
@@ -211,6 +213,7 @@ def new_sequence(
         arrival=arrival,
         prompt_tokens=prompt_tokens,
         rows_end=rows_end,
+        floor=floor,
         tokens=[*request.prompt_ids, *request.resumed_ids],
         hashes=list(request.block_hashes) if request.chain_root is not None else [],
         sampler=Sampler(

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 
-@dataclass(frozen=True, slots=True)
-class Segment:
+class Segment(NamedTuple):
     """Consecutive rows of one sequence in one forward: a prompt chunk, replayed rows, or the rows of a decode step.
 
     A forward may hold at most one segment of a sequence. Rows of a segment see each other causally through the caches.

@@ -35,7 +35,7 @@ def _sequence(arrival: int, *, prompt: int = 40, output: int = 0, computed: int 
         hashes=[],
         sampler=Sampler(params, key=0, eos_id=1, prompt_ids=()),
         finish_rule=FinishRule(params, prompt, 1000, 1),
-        blocks=[0] * blocks,
+        blocks=(0,) * blocks,
         computed=computed,
     )
     if blocks:
@@ -125,7 +125,7 @@ def test_nobody_is_preempted_for_one_that_came_later() -> None:
 
 def test_a_sequence_that_is_loading_can_be_preempted() -> None:
     loading = _sequence(2)
-    loading.blocks = [0, 0]
+    loading.blocks = (0, 0)
     loading.advance(Phase.LOADING)
     assert _shape(_plan(_decoding(1, 17, blocks=1), loading, blocks_free=0)) == ([2], [(1, 1, 1)])
 
@@ -192,7 +192,7 @@ def test_a_preempted_sequence_waits_in_its_old_place_and_holds_nothing() -> None
     scheduler.apply_preemption(second)
     scheduler.check()
     assert [sequence.arrival for sequence in scheduler.waiting] == [2, 3]
-    assert (second.slot, second.blocks, second.phase) == (None, [], Phase.WAITING)
+    assert (second.slot, second.blocks, second.phase) == (None, (), Phase.WAITING)
     scheduler.apply_admission(second, ())
     assert second.owner.generation != generation
 
