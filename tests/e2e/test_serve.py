@@ -8,7 +8,10 @@ import shlex
 import signal
 import subprocess
 from pathlib import Path
+from typing import Any
 
+import anthropic
+import openai
 import psutil
 import pytest
 
@@ -48,6 +51,23 @@ def test_the_same_prompt_twice_is_a_hit_up_to_the_kept_rows_and_the_same_answer(
     assert usage[0]["prompt_tokens_details"]["cached_tokens"] == 0
     assert usage[1]["prompt_tokens_details"]["cached_tokens"] == (length - kept_rows) // block_tokens * block_tokens
     assert first["choices"] == second["choices"]
+
+
+def test_the_published_clients_are_served_unmodified(cluster: ServedCluster) -> None:
+    """The smoke of `test_clients.py`."""
+    user: Any = [{"role": "user", "content": "Hello"}]
+    off: Any = {"type": "disabled"}
+    asked: Any = {"model": "whalepod-tiny", "messages": user, "max_tokens": 4}
+    oai = openai.OpenAI(base_url=f"{cluster.url}/v1", api_key="none", max_retries=0)
+    whole: Any = oai.chat.completions.create(**asked, temperature=0, extra_body={"thinking": off})
+    chunks: Any = oai.chat.completions.create(**asked, temperature=0, extra_body={"thinking": off}, stream=True)
+    text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks)
+    assert text == whole.choices[0].message.content
+    response = oai.responses.create(model="whalepod-tiny", input="Hello", max_output_tokens=4)
+    assert response.usage is not None
+    assert response.usage.output_tokens == 4
+    with anthropic.Anthropic(base_url=cluster.url, api_key="none").messages.stream(**asked, thinking=off) as stream:
+        assert stream.get_final_message().usage.output_tokens == 4
 
 
 def test_a_second_serve_says_that_one_is_running_and_ends_with_1(cluster: ServedCluster) -> None:
