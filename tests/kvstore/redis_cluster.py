@@ -7,7 +7,7 @@ from pathlib import Path
 
 import redis
 
-from tests.kvstore.redis_server import RedisServer
+from tests.kvstore.redis_server import CLUSTER_BUS_OFFSET, CLUSTER_PORTS, RedisServer, free_port
 from whalepod.core.clock import Deadline
 from whalepod.kvstore.slot_map import SLOTS
 
@@ -69,7 +69,8 @@ class RedisCluster:
 
 def _node(binary: Path, folder: Path) -> RedisServer:
     folder.mkdir()
-    return RedisServer(binary, folder, OPTIONS).start()
+    port = free_port(CLUSTER_PORTS, also_at=CLUSTER_BUS_OFFSET)
+    return RedisServer(binary, folder, OPTIONS, port=port).start()
 
 
 def move_slot(slot: int, *, source: RedisServer, target: RedisServer, source_id: bytes, target_id: bytes) -> None:

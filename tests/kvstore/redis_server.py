@@ -31,19 +31,29 @@ def redis_binaries() -> dict[str, Path]:
     return found
 
 
-def free_port() -> int:
-    start = (os.getpid() * 37) % len(PORTS)
-    for offset in range(len(PORTS)):
-        port = PORTS[(start + offset) % len(PORTS)]
-        with socket.socket() as probe:
-            try:
-                probe.bind(("127.0.0.1", port))
-            except OSError:
-                continue
-            if port not in _handed_out:
-                _handed_out.add(port)
-                return port
+CLUSTER_BUS_OFFSET = 10_000
+"""A member of a Redis Cluster listens for its peers at its port plus this."""
+CLUSTER_PORTS = range(20000, 32768 - CLUSTER_BUS_OFFSET)
+
+
+def free_port(ports: range = PORTS, *, also_at: int = 0) -> int:
+    """A port of `ports` that is free, as is the port `also_at` above it; handed out once in this process."""
+    start = (os.getpid() * 37) % len(ports)
+    for offset in range(len(ports)):
+        port = ports[(start + offset) % len(ports)]
+        if port not in _handed_out and _is_free(port) and _is_free(port + also_at):
+            _handed_out.add(port)
+            return port
     raise RuntimeError("no free port")
+
+
+def _is_free(port: int) -> bool:
+    with socket.socket() as probe:
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+    return True
 
 
 _handed_out: set[int] = set()
