@@ -22,7 +22,7 @@ from whalepod.core.clock import SYSTEM_CLOCK
 from whalepod.core.credentials import ClusterSecret
 from whalepod.core.errors import InternalError
 from whalepod.core.ids import RequestId, mint_request_id
-from whalepod.engine.interface import Fidelity, FinishedEvent, SampledToken, TokensEvent
+from whalepod.engine.interface import Fidelity, FinishedEvent, PromptTokensEvent, SampledToken, TokensEvent
 from whalepod.kvstore.store_keys import handoff_snapshot_key
 from whalepod.kvstore.value_format import (
     HEADER_BYTES,
@@ -126,6 +126,8 @@ async def _decode(
                 case TokensEvent():
                     for token in event.tokens:
                         yield token
+                case PromptTokensEvent():
+                    pass  # no case asks for them
                 case FinishedEvent():
                     finished.set()
                     if event.error is not None:

@@ -12,7 +12,15 @@ from prometheus_client import Counter, Histogram
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from whalepod.engine.interface import FinishedEvent, HandoffEvent, RankLoad, StepEvent, StepWork, TokensEvent
+from whalepod.engine.interface import (
+    FinishedEvent,
+    HandoffEvent,
+    PromptTokensEvent,
+    RankLoad,
+    StepEvent,
+    StepWork,
+    TokensEvent,
+)
 
 # A row of a tiny model takes a millisecond on a CPU, a chunk of a large one some seconds.
 _SECONDS: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
@@ -39,6 +47,8 @@ def count_events(events: Sequence[StepEvent]) -> None:
     """Count what one step produced."""
     for event in events:
         match event:
+            case PromptTokensEvent():
+                pass  # nothing was generated
             case TokensEvent():
                 TOKENS.inc(len(event.tokens))
             case HandoffEvent():

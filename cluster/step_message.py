@@ -6,6 +6,7 @@ A message is a msgpack array, one for every step that has something to say to th
 
     kind 0, tokens:    cached tokens | nil, packed ids, packed logprobs, packed top counts (u8), packed top ids,
                        packed top logprobs
+    kind 2, prompt:    position of the first, the same but cached tokens, of tokens of the prompt
     kind 1, finished:  reason, matched stop id | nil, cached tokens, replayed tokens, error | nil
 
 Ids are little-endian uint32 and log-probabilities little-endian float32, so that a log-probability arrives with the
@@ -26,6 +27,7 @@ from whalepod.engine.interface import (
     FinishedEvent,
     FinishReason,
     HandoffEvent,
+    PromptTokensEvent,
     RankLoad,
     SampledToken,
     StepEvent,
@@ -35,13 +37,13 @@ from whalepod.engine.interface import (
 from .error_codes import ErrorRecord, error_from_record, record_of_error
 
 VERSION = 1
-TOKENS, FINISHED = 0, 1
+TOKENS, FINISHED, PROMPT = 0, 1, 2
 
 # Numbers on the wire never change their meaning; a new reason gets a new number.
 REASON_CODES = {FinishReason.STOP: 0, FinishReason.LENGTH: 1, FinishReason.ABORT: 2, FinishReason.ERROR: 3}
 REASONS = {code: reason for reason, code in REASON_CODES.items()}
 
-DecodeEvent = TokensEvent | FinishedEvent
+DecodeEvent = TokensEvent | PromptTokensEvent | FinishedEvent
 """What a decode rank reports. Hand-offs are answers of `PrefillService.Run`, never step events."""
 
 
@@ -60,8 +62,7 @@ def encode_step(events: Sequence[StepEvent], load: RankLoad) -> bytes:
     packed: list[list[Any]] = []
     for event in events:
         assert not isinstance(event, HandoffEvent), "a decode rank reports no hand-off"
-        fields = _pack_tokens(event) if isinstance(event, TokensEvent) else _pack_finished(event)
-        packed.append([event.request_id, event.attempt, *fields])
+        packed.append([event.request_id, event.attempt, *_pack_event(event)])
     return cast(bytes, msgpack.packb([VERSION, _pack_load(load), packed]))
 
 
@@ -89,18 +90,25 @@ def _pack_load(load: RankLoad) -> list[int]:
     ]
 
 
-def _pack_tokens(event: TokensEvent) -> list[Any]:
-    tokens = event.tokens
+def _pack_event(event: DecodeEvent) -> list[Any]:
+    match event:
+        case TokensEvent():
+            return [TOKENS, event.cached_tokens, *_pack_tokens(event.tokens)]
+        case PromptTokensEvent():
+            return [PROMPT, event.start, *_pack_tokens(event.tokens)]
+        case FinishedEvent():
+            return _pack_finished(event)
+
+
+def _pack_tokens(tokens: Sequence[SampledToken]) -> list[bytes]:
     with_logprobs = bool(tokens) and tokens[0].logprob is not None
     assert all((token.logprob is not None) == with_logprobs for token in tokens), "log-probabilities for all or none"
     ids = struct.pack(f"<{len(tokens)}I", *(token.id for token in tokens))
     if not with_logprobs:
-        return [TOKENS, event.cached_tokens, ids, b"", b"", b"", b""]
+        return [ids, b"", b"", b"", b""]
     top_ids = [top_id for token in tokens for top_id in token.top_ids]
     top_logprobs = [logprob for token in tokens for logprob in token.top_logprobs]
     return [
-        TOKENS,
-        event.cached_tokens,
         ids,
         struct.pack(f"<{len(tokens)}f", *(token.logprob for token in tokens)),
         bytes(len(token.top_ids) for token in tokens),
@@ -130,6 +138,9 @@ def _unpack_event(request_id: object, attempt: int, kind: int, *fields: Any) -> 
     if kind == TOKENS:
         cached_tokens, *packed = fields
         return TokensEvent(RequestId(request_id), attempt, _unpack_tokens(*packed), cached_tokens)
+    if kind == PROMPT:
+        start, *packed = fields
+        return PromptTokensEvent(RequestId(request_id), attempt, start, _unpack_tokens(*packed))
     if kind == FINISHED:
         return _unpack_finished(RequestId(request_id), attempt, *fields)
     raise StepMessageError(f"unknown event kind {kind}")

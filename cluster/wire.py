@@ -64,6 +64,7 @@ def sampling_to_proto(sampling: SamplingParams) -> common_pb2.SamplingParams:
         stop_token_ids=sampling.stop_token_ids,
         seed=sampling.seed,
         logprobs=sampling.logprobs,
+        prompt_logprobs=sampling.prompt_logprobs,
         presence_penalty=sampling.presence_penalty,
         frequency_penalty=sampling.frequency_penalty,
         repetition_penalty=sampling.repetition_penalty,
@@ -74,11 +75,11 @@ def sampling_to_proto(sampling: SamplingParams) -> common_pb2.SamplingParams:
 
 def sampling_from_proto(message: common_pb2.SamplingParams) -> SamplingParams:
     """Absent fields take their defaults. Raises InvalidFieldError, as SamplingParams does, on a bad value."""
-    present = {
-        name: getattr(message, name)
-        for name in ("temperature", "top_p", "top_k", "min_p", "max_tokens", "seed", "logprobs", "repetition_penalty")
-        if message.HasField(name)
-    }
+    names = (
+        "temperature", "top_p", "top_k", "min_p", "max_tokens", "seed", "logprobs", "prompt_logprobs",
+        "repetition_penalty",
+    )  # fmt: skip
+    present = {name: getattr(message, name) for name in names if message.HasField(name)}
     return SamplingParams(
         **present,
         min_tokens=message.min_tokens,

@@ -38,6 +38,8 @@ class RequestChecks:
             raise InternalError("this rank holds no layers above the last KV source: it cannot generate")
         if request.await_handoff and request.work is not Work.GENERATE:
             raise InternalError("only a request that generates can wait for a hand-off")
+        if request.sampling.prompt_logprobs is not None and (request.work is Work.PREFILL or request.await_handoff):
+            raise InternalError("log-probabilities of a prompt are computed where its answer is")
         if request.chain_root is not None and len(request.block_hashes) != tokens // self.block_tokens:
             raise InternalError(
                 f"{len(request.block_hashes)} block hashes for {tokens} tokens in blocks of {self.block_tokens}"

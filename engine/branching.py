@@ -47,6 +47,8 @@ def fork(sequence: Sequence, publisher: Publisher) -> None:
         follower.cached_tokens, follower.replayed_tokens = sequence.cached_tokens, sequence.replayed_tokens
         follower.windows_exact_from = sequence.windows_exact_from
         publisher.park_for(follower, copy)
+        if follower.prompt_scores is not None:
+            follower.prompt_scores.leave_to_another()
     sequence.followers = []
 
 
@@ -74,5 +76,6 @@ def _are_alike(first: Sequence, sequence: Sequence) -> bool:
         not (first.awaiting or first.handoff is not None or sequence.awaiting)
         and len(first.tokens) == first.prompt_tokens == len(sequence.tokens) == sequence.prompt_tokens
         and (one.work, one.fidelity, one.chain_root) == (other.work, other.fidelity, other.chain_root)
+        and first.truncates == sequence.truncates
         and first.tokens == sequence.tokens
     )

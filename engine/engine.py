@@ -32,6 +32,7 @@ from .interface import (
     FinishReason,
     Handoff,
     HandoffEvent,
+    PromptTokensEvent,
     RankLoad,
     SampledToken,
     SnapshotKind,
@@ -329,8 +330,16 @@ class Engine:
         sequence.computed = planned.end
         self._publisher.commit_rows(sequence)
         branching.fork(sequence, self._publisher)
+        self._tell_prompt(sequence)
         if not sequence.rows_pending:
             self._rows_done(sequence, result)
+
+    def _tell_prompt(self, sequence: Sequence) -> None:
+        if sequence.prompt_scores is not None:
+            request = sequence.request
+            start, tokens = sequence.prompt_scores.told(sequence.computed)
+            if tokens:
+                self._events.append(PromptTokensEvent(request.request_id, request.attempt, start, tokens))
 
     def _rows_done(self, sequence: Sequence, token: SampledToken | None) -> None:
         """A token was drawn, or the hand-off of a prompt without one is due."""

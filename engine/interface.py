@@ -1,10 +1,10 @@
 """What goes into a rank and what comes out of it. Services translate these to and from protobuf; nobody passes
 protobuf down.
 
-    submit(EngineRequest) ──▶ rank ──▶ on_step([TokensEvent | HandoffEvent | FinishedEvent, …]), once a step
+    submit(EngineRequest) ──▶ rank ──▶ on_step([TokensEvent | … | FinishedEvent, …]), once a step
 
-Every accepted request ends with exactly one `FinishedEvent` (after any `TokensEvent` or `HandoffEvent`), unless it
-was cancelled: then nothing is reported after `cancel` has been acknowledged.
+Every accepted request ends with exactly one `FinishedEvent`, after all its other events, unless it was cancelled: then
+nothing is reported after `cancel` has been acknowledged.
 """
 
 from __future__ import annotations
@@ -81,7 +81,8 @@ class EngineRequest:
 
 
 class SampledToken(NamedTuple):
-    """A drawn token. `logprob` is its log-softmax over the raw logits, float32, present if asked for."""
+    """A token that was drawn, or one of the prompt. `logprob` is its log-softmax over the raw logits, float32, present
+    if asked for."""
 
     id: int
     logprob: float | None = None
@@ -121,6 +122,18 @@ class TokensEvent(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
+class PromptTokensEvent:
+    """Tokens of the prompt from position `start` on with their log-probabilities, which were asked for by
+    `SamplingParams.prompt_logprobs`: once each, in order, all before the request's first `TokensEvent`. Of choices that
+    meet (`branch_of`), choice 0 reports them for all."""
+
+    request_id: RequestId
+    attempt: int
+    start: int
+    tokens: tuple[SampledToken, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class HandoffEvent:
     """Everything it names is stored. Its `FinishedEvent` follows at once: the reason is the hand-off's, or STOP."""
 
@@ -141,7 +154,7 @@ class FinishedEvent:
     replayed_tokens: int = 0
 
 
-StepEvent = TokensEvent | HandoffEvent | FinishedEvent
+StepEvent = TokensEvent | PromptTokensEvent | HandoffEvent | FinishedEvent
 
 
 @dataclass(frozen=True, slots=True)

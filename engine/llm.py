@@ -25,7 +25,16 @@ from whalepod.model.detokenizer import Detokenizer
 from whalepod.model.prompt import PromptEncoder
 
 from .engine import Delivery, Engine
-from .interface import EngineRequest, Fidelity, FinishedEvent, FinishReason, StepEvent, TokensEvent
+from .interface import (
+    EngineRequest,
+    Fidelity,
+    FinishedEvent,
+    FinishReason,
+    PromptTokensEvent,
+    SampledToken,
+    StepEvent,
+    TokensEvent,
+)
 from .llm_outputs import Choice, RequestOutput, silent_ids
 from .options import RankOptions
 from .rank_model import RankModel
@@ -44,10 +53,18 @@ class _Asked:
 
     prompt_ids: tuple[int, ...]
     choices: list[Choice]
+    scores: list[SampledToken | None] | None
+    """Of the prompt's tokens so far, if they were asked for."""
+
+    def note_prompt(self, event: PromptTokensEvent) -> None:
+        """The first choice that gets so far tells the scores for all."""
+        if self.scores is not None and len(self.scores) == event.start:
+            self.scores += event.tokens
 
     def output(self) -> RequestOutput:
         error = next((choice.error for choice in self.choices if choice.error is not None), None)
-        return RequestOutput(self.prompt_ids, tuple(choice.output() for choice in self.choices), error)
+        scores = None if self.scores is None else tuple(self.scores)
+        return RequestOutput(self.prompt_ids, tuple(choice.output() for choice in self.choices), error, scores)
 
 
 class LLM:
@@ -138,19 +155,21 @@ class LLM:
         if len(each) != len(listed):
             raise ValueError(f"{len(listed)} prompts, but {len(each)} sampling parameters")
         asked = [self._ask(prompt, sampling) for prompt, sampling in zip(listed, each, strict=True)]
-        choices = {choice.request_id: choice for one in asked for choice in one.choices}
+        choices = {choice.request_id: (choice, one) for one in asked for choice in one.choices}
         with _bar(shown=use_tqdm) as bar:
-            refused = sum(choice.ended for choice in choices.values())
+            refused = sum(choice.ended for choice, _ in choices.values())
             task = bar.add_task("requests", total=len(choices), completed=refused)
             for event in self._events():
-                choice = choices[event.request_id]
+                choice, one = choices[event.request_id]
                 if not choice.ended:
-                    self._note(choice, event)
+                    self._note(choice, one, event)
                     bar.advance(task, choice.ended)
         return [one.output() for one in asked]
 
-    def _note(self, choice: Choice, event: StepEvent) -> None:
+    def _note(self, choice: Choice, asked: _Asked, event: StepEvent) -> None:
         match event:
+            case PromptTokensEvent():
+                asked.note_prompt(event)
             case TokensEvent():
                 choice.take(event.tokens)
                 if choice.ended:
@@ -182,7 +201,7 @@ class LLM:
         except ServingError as error:
             for choice in choices:
                 choice.end(FinishReason.ERROR, error=error)
-        return _Asked(prompt, choices)
+        return _Asked(prompt, choices, None if sampling.prompt_logprobs is None else [None])
 
     def _branches(self, request: EngineRequest, request_ids: Sequence[RequestId]) -> Iterator[EngineRequest]:
         """The requests of all choices. Several share blocks, under names that no other request can know."""

@@ -36,6 +36,8 @@ class RequestOutput:
     outputs: tuple[CompletionOutput, ...]
     """One for each of the `n` choices."""
     error: ServingError | None = None
+    prompt_logprobs: tuple[SampledToken | None, ...] | None = None
+    """If they were asked for: of each token of the prompt; None for the first, which follows nothing."""
 
     @property
     def output(self) -> CompletionOutput:

@@ -126,7 +126,7 @@ class Publisher:
         full_blocks = sequence.computed // self._boundaries.block_tokens
         if full_blocks * self._image.block_layout.payload_bytes > self._parked_bytes_free:
             return None
-        above = sequence.computed > self._boundaries.config.floor(sequence.prompt_tokens)
+        above = sequence.computed > sequence.floor
         return Parked(
             snapshot=self._snapshot(sequence, SnapshotKind.FULL if above else SnapshotKind.ENCODER, None),
             payloads=[self._image.export_block(block_id) for block_id in sequence.blocks[:full_blocks]],

@@ -83,7 +83,7 @@ class Restorer:
             return sequence.parked.snapshot.boundary_tokens // self._boundaries.block_tokens
         if sequence.handoff is not None and sequence.handoff_unread:
             return sequence.handoff.boundary_tokens // self._boundaries.block_tokens
-        if not self._options.prefix_reuse:
+        if not (self._options.prefix_reuse and sequence.truncates):
             return 0
         length = sequence.prompt_tokens
         return self._boundaries.hit(stored_tokens=length, prompt_tokens=length) // self._boundaries.block_tokens

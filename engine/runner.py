@@ -9,8 +9,12 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from whalepod.model.batch import Segment
 from whalepod.model.caches import Caches
+from whalepod.model.forward_pass import ForwardPass
 from whalepod.model.network import Network
+
+from .prompt_scores import SCORED_VALUES_AT_ONCE, PromptScores
 
 if TYPE_CHECKING:
     from .device import LaunchedRows
@@ -36,9 +40,20 @@ class Runner:
 
     def run(self, rows: Ordered[LaunchedRows]) -> list[NDArray[np.float32] | None]:
         """Compute the rows. For each: logits [vocab] float32 of its last row if a token is due after it, else None."""
-        segments = [row.segment for row in rows]
-        logits = iter(self._network.forward(segments, self._caches).float().numpy())
-        return [next(logits) if segment.logits_start is not None else None for segment in segments]
+        run = self._network.compute([row.segment for row in rows], self._caches)
+        for index, row in enumerate(rows):
+            if row.sequence.prompt_scores is not None:
+                self._score(run, index, row.segment, row.sequence.prompt_scores)
+        logits = iter(self._network.logits(run).float().numpy())
+        return [next(logits) if row.segment.logits_start is not None else None for row in rows]
+
+    def _score(self, run: ForwardPass, index: int, segment: Segment, scores: PromptScores) -> None:
+        """Of segment `index`, whose rows all ran to the last layer."""
+        wanted = scores.wanted(segment.start, segment.end)
+        at_once = max(1, SCORED_VALUES_AT_ONCE // self._network.config.vocab_size)
+        for start in range(wanted.start, wanted.stop, at_once):
+            count = min(at_once, wanted.stop - start)
+            scores.take(self._network.logits(run, rows=run.plan.kept_rows(index, start, count)).float().numpy())
 
 
 def run_isolated(runner: StepRunner, rows: Ordered[LaunchedRows]) -> list[LogitsOrError]:

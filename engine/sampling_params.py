@@ -42,6 +42,9 @@ class SamplingParams:
     """Signed 64 bit. None: noise that differs from request to request."""
     logprobs: int | None = None
     """None: none; 0: the sampled token's; k: and the k best."""
+    prompt_logprobs: int | None = None
+    """The same of the prompt's tokens, except the first. No row of the prompt is left out then (mode `off` of
+    `design.md` §4), and no stored prefix is used."""
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
     repetition_penalty: float = 1.0
@@ -75,7 +78,9 @@ class SamplingParams:
             allowed = f"at most max_tokens ({self.max_tokens})"
             _check("min_tokens", self.min_tokens, allowed, self.min_tokens <= self.max_tokens)
         _check("seed", self.seed, "a signed 64-bit integer", self.seed is None or -(2**63) <= self.seed < 2**63)
-        _check("logprobs", self.logprobs, "in [0, 20]", self.logprobs is None or 0 <= self.logprobs <= 20)
+        for name in ("logprobs", "prompt_logprobs"):
+            value = getattr(self, name)
+            _check(name, value, "in [0, 20]", value is None or 0 <= value <= 20)
         for name in ("presence_penalty", "frequency_penalty"):
             value = getattr(self, name)
             _check(name, value, "in [-2, 2]", -2 <= value <= 2)

@@ -13,6 +13,7 @@ from .finish import FinishRule
 from .grammar.state import GrammarState
 from .interface import EngineRequest, Fidelity, Handoff, SampledToken, Work
 from .parking import Parked
+from .prompt_scores import PromptScores
 from .restore import RestorePlan
 from .sampling import Sampler, noise_key
 from .state_store import Owner
@@ -50,7 +51,7 @@ class Sequence:
     sampler: Sampler
     finish_rule: FinishRule
     floor: int = 0
-    """Its first row above the last KV source (`ModelConfig.floor`)."""
+    """Its first row above the last KV source (`ModelConfig.floor`); 0: none is left out."""
 
     lifecycle: Lifecycle = field(default_factory=Lifecycle)
     phase: Phase = Phase.WAITING
@@ -62,6 +63,8 @@ class Sequence:
     following: Sequence | None = None
     """It waits for this one to compute the prompt of both (`branching.py`)."""
     followers: list[Sequence] = field(default_factory=list)
+    prompt_scores: PromptScores | None = None
+    """Log-probabilities of its prompt, if they were asked for."""
     grammar: GrammarState | None = None
     """Where it stands in its grammar: all of its output has been followed."""
     handoff: Handoff | None = None
@@ -152,6 +155,11 @@ class Sequence:
         return self.phase in (Phase.PREFILLING, Phase.DECODING) and self.rows_to_launch > 0
 
     @property
+    def truncates(self) -> bool:
+        """Upper layers run on its kept rows only."""
+        return self.prompt_scores is None
+
+    @property
     def handoff_unread(self) -> bool:
         """A snapshot was announced and may still be in the store."""
         return self.handoff is not None and self.handoff.boundary_tokens > 0
@@ -208,12 +216,13 @@ def new_sequence(
     context_tokens_max: int,
 ) -> Sequence:
     """An accepted request that holds nothing yet. `prompt_tokens` is its L."""
+    scored = request.sampling.prompt_logprobs
     return Sequence(
         request=request,
         arrival=arrival,
         prompt_tokens=prompt_tokens,
         rows_end=rows_end,
-        floor=floor,
+        floor=floor if scored is None else 0,
         tokens=[*request.prompt_ids, *request.resumed_ids],
         hashes=list(request.block_hashes) if request.chain_root is not None else [],
         sampler=Sampler(
@@ -230,4 +239,5 @@ def new_sequence(
             eos_id=eos_id,
         ),
         awaiting=request.await_handoff,
+        prompt_scores=None if scored is None else PromptScores(request.prompt_ids, top=scored),
     )

@@ -218,6 +218,11 @@ class BatchPlan:
             logit_rows=_tensor(np.flatnonzero((kept.positions >= logit_starts[kept.segments])[: kept.count])),
         )
 
+    def kept_rows(self, segment: int, start: int, count: int) -> Tensor:
+        """Which of the kept rows are those of positions `start` … `start + count - 1` of a segment, by its place."""
+        first = int(self.kept.offsets[segment] + start - self.kept.starts[segment])
+        return torch.arange(first, first + count)
+
 
 def pool_rows(blocks: Indices, entries: Indices, entries_per_block: int) -> Indices:
     """Rows of a source's pools, flat over blocks, of `entries` that lie in `blocks`."""

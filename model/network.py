@@ -126,9 +126,13 @@ class Network:
     def forward(self, segments: Sequence[Segment], caches: Caches, *, recorder: Recorder | None = None) -> Tensor:
         """Compute all rows of `segments`, at most one of each sequence, and leave theirs in `caches`.
 
-        Returns float32 (float64 for float64 networks) logits [rows, vocab_size] of the rows that asked for them, in
-        the order of the segments.
+        Returns the `logits` of the rows that asked for them, in the order of the segments.
         """
+        return self.logits(self.compute(segments, caches, recorder=recorder))
+
+    @torch.inference_mode()
+    def compute(self, segments: Sequence[Segment], caches: Caches, *, recorder: Recorder | None = None) -> ForwardPass:
+        """`forward` up to its logits: the rows as they left the last layer."""
         run = self.begin(segments, caches, recorder=recorder)
         for layer in self.layers:
             layer(run)
@@ -137,7 +141,7 @@ class Network:
         else:
             if self.drafter is not None:
                 self.drafter.remember(run)
-        return self.logits(run)
+        return run
 
     @torch.inference_mode()
     def begin(self, segments: Sequence[Segment], caches: Caches, *, recorder: Recorder | None = None) -> ForwardPass:
@@ -162,12 +166,13 @@ class Network:
         return run
 
     @torch.inference_mode()
-    def logits(self, run: ForwardPass) -> Tensor:
-        """Logits of the kept rows that asked for them, after the last layer."""
+    def logits(self, run: ForwardPass, *, rows: Tensor | None = None) -> Tensor:
+        """Logits [rows, vocab_size] float32 (float64 for float64 networks) after the last layer, of the kept rows that
+        asked for them, or of these kept rows."""
         dtype = wide_dtype(self.dtype)
-        if self.head is None or self.norm is None or not len(run.plan.logit_rows):
+        rows = run.plan.logit_rows if rows is None else rows
+        if self.head is None or self.norm is None or not len(rows):
             return torch.empty(0, self.config.vocab_size, dtype=dtype)
-        rows = run.plan.logit_rows
         hidden = rms_norm(collapse(run.streams[rows], run.pre[rows]), self.norm, eps=self.config.rms_norm_eps)
         return linear(hidden, self.head, out_dtype=dtype)
 

@@ -15,7 +15,16 @@ from whalepod.cluster.ticket_gate import TicketGate
 from whalepod.cluster.wire import handoff_to_proto
 from whalepod.core.errors import CancelledError, ServingError
 from whalepod.core.ids import RequestId
-from whalepod.engine.interface import FinishedEvent, Handoff, HandoffEvent, RankLoad, StepEvent, TokensEvent, Work
+from whalepod.engine.interface import (
+    FinishedEvent,
+    Handoff,
+    HandoffEvent,
+    PromptTokensEvent,
+    RankLoad,
+    StepEvent,
+    TokensEvent,
+    Work,
+)
 from whalepod.rpc.prefill.v1 import prefill_pb2, prefill_pb2_grpc
 
 Key = tuple[RequestId, int]
@@ -83,7 +92,7 @@ class PrefillServicer(prefill_pb2_grpc.PrefillServiceServicer):
                     waiter.set_result(event.handoff)
                 case FinishedEvent():
                     waiter.set_exception(event.error or CancelledError(f"the prefill ended with {event.reason.value}"))
-                case TokensEvent():
+                case TokensEvent() | PromptTokensEvent():
                     raise AssertionError("a prefill reports its first token in the hand-off")
 
 

@@ -18,6 +18,7 @@ from whalepod.engine.interface import (
     FinishReason,
     Handoff,
     HandoffEvent,
+    PromptTokensEvent,
     RankLoad,
     SampledToken,
     TokensEvent,
@@ -45,7 +46,10 @@ def sampled_tokens(draw: st.DrawFn) -> tuple[SampledToken, ...]:
 
 @given(st.lists(sampled_tokens(), max_size=4), st.integers(1, 2**31))
 def test_tokens_arrive_as_they_were_sent(bursts: list[tuple[SampledToken, ...]], attempt: int) -> None:
-    events = tuple(TokensEvent(A, attempt, tokens, len(tokens) or None) for tokens in bursts)
+    events = (
+        *(TokensEvent(A, attempt, tokens, len(tokens) or None) for tokens in bursts),
+        *(PromptTokensEvent(A, attempt, attempt, tokens) for tokens in bursts),
+    )
     assert decode_step(encode_step(events, LOAD)) == StepMessage(LOAD, events)
 
 

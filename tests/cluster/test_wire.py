@@ -41,6 +41,7 @@ LOAD = RankLoad(1, 2, 3, 4, 5, 6)
             stop_token_ids=(1, 2**32 - 1),
             seed=0,
             logprobs=20,
+            prompt_logprobs=0,
             presence_penalty=-2,
             frequency_penalty=2,
             repetition_penalty=1.25,

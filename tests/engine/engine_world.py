@@ -20,6 +20,7 @@ from whalepod.engine.interface import (
     FinishedEvent,
     Handoff,
     HandoffEvent,
+    PromptTokensEvent,
     SampledToken,
     StepEvent,
     TokensEvent,
@@ -65,6 +66,8 @@ class Heard:
     """What an engine reported about one request."""
 
     tokens: list[SampledToken] = field(default_factory=list)
+    prompt: list[SampledToken] = field(default_factory=list)
+    """From its second token on, if log-probabilities were asked for."""
     handoff: Handoff | None = None
     ends: list[FinishedEvent] = field(default_factory=list)
 
@@ -162,6 +165,10 @@ class World:
             match event:
                 case TokensEvent():
                     heard.tokens += event.tokens
+                case PromptTokensEvent():
+                    assert not heard.tokens
+                    assert event.start == 1 + len(heard.prompt), "once each, in order"
+                    heard.prompt += event.tokens
                 case HandoffEvent():
                     heard.handoff = event.handoff
                 case FinishedEvent():

@@ -53,6 +53,18 @@ def test_each_choice_ends_for_itself_and_a_refused_prompt_has_none_that_did() ->
     assert [output.finish_reason for output in bad.outputs] == [FinishReason.ERROR] * 2
 
 
+def test_log_probabilities_of_a_prompt_come_with_it() -> None:
+    asked = replace(SEEDED, prompt_logprobs=1, n=2)
+    scored, plain, refused = _llm().generate([prompt_of(40), prompt_of(40), prompt_of(200)], [asked, SEEDED, asked])
+    assert scored.prompt_logprobs is not None
+    assert scored.prompt_logprobs[0] is None
+    assert [token.id for token in scored.prompt_logprobs[1:] if token is not None] == list(prompt_of(40)[1:])
+    assert all(token is None or len(token.top_ids) == 1 for token in scored.prompt_logprobs)
+    assert [len(output.tokens) for output in scored.outputs] == [4, 4]
+    assert plain.prompt_logprobs is None
+    assert refused.prompt_logprobs == (None,)
+
+
 @pytest.mark.parametrize("include", [False, True])
 def test_a_stop_string_ends_its_own_answer_only(include: bool) -> None:
     whole = _llm().generate([prompt_of(29), prompt_of(17)], replace(SEEDED, max_tokens=12))

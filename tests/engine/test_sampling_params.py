@@ -27,6 +27,7 @@ from whalepod.engine.sampling_params import SamplingParams
         ("min_tokens", -1, "at least 0"),
         ("seed", 2**63, "a signed 64-bit integer"),
         ("logprobs", 21, "in [0, 20]"),
+        ("prompt_logprobs", -1, "in [0, 20]"),
         ("presence_penalty", 2.1, "in [-2, 2]"),
         ("frequency_penalty", -2.1, "in [-2, 2]"),
         ("repetition_penalty", 0.0, "above 0"),
