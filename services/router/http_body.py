@@ -10,7 +10,8 @@ from starlette.requests import Request
 
 from whalepod.core.errors import CancelledError, RequestError
 
-from .http_errors import BodyTooLargeError, MediaTypeError
+from .http_errors import BodyTooLargeError, BodyTooSlowError, MediaTypeError
+from .packed_ids import put_ids, with_packed_ids
 
 BODY_BYTES_MAX = 64 * 1024 * 1024
 """A prompt of 1,048,576 ids is about 7 MiB of JSON; as text, with escapes, several times that."""
@@ -18,19 +19,40 @@ BODY_BYTES_MAX = 64 * 1024 * 1024
 PARSE_ON_LOOP_BYTES_MAX = 64 * 1024
 """Above this, parsing goes to a worker thread."""
 
+BODY_SECONDS_MAX = 60.0
+"""How long a body may take to arrive."""
+
 
 async def read_json_object(request: Request, *, bytes_max: int) -> tuple[dict[str, Any], int]:
     """The body as a dict, and its length in bytes.
 
-    Raises MediaTypeError, BodyTooLargeError, RequestError (not a JSON object), CancelledError (the client is gone).
+    A long `prompt` of token ids is an `array("I")` in it.
+
+    Raises MediaTypeError, BodyTooLargeError, BodyTooSlowError, RequestError (not a JSON object), CancelledError (the
+    client is gone).
     """
     media_type = request.headers.get("content-type", "application/json").split(";")[0].strip().lower()
     if media_type != "application/json" and not media_type.endswith("+json"):
         raise MediaTypeError(f"the body must be application/json, not {media_type or 'unspecified'}")
-    body = await _read_body(request, bytes_max)
+    try:
+        async with asyncio.timeout(BODY_SECONDS_MAX):
+            body = await _read_body(request, bytes_max)
+    except TimeoutError:
+        raise BodyTooSlowError(f"the body did not arrive within {BODY_SECONDS_MAX:g} seconds") from None
     if len(body) <= PARSE_ON_LOOP_BYTES_MAX:
         return parse_json_object(body), len(body)
-    return await asyncio.to_thread(parse_json_object, body), len(body)
+    return await asyncio.to_thread(parse_large_object, body), len(body)
+
+
+def parse_large_object(body: bytes) -> dict[str, Any]:
+    """The same, letting other threads run in between. Raises RequestError."""
+    packed = with_packed_ids(body)
+    if packed is not None:
+        rest, mark, ids = packed
+        value = put_ids(parse_json_object(rest), mark, ids)
+        if value is not None:
+            return value
+    return parse_json_object(body)
 
 
 def parse_json_object(body: bytes | str) -> dict[str, Any]:

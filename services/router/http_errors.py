@@ -35,6 +35,14 @@ class BodyTooLargeError(RequestError):
     """The body is larger than this router reads."""
 
 
+class BodyTooSlowError(RequestError):
+    """The client did not send its body in time."""
+
+
+class HeadersTooLargeError(RequestError):
+    """The request's headers are larger than this router reads."""
+
+
 class MediaTypeError(RequestError):
     """The body is not JSON by its own account."""
 
@@ -53,6 +61,8 @@ HTTP_ERRORS: Mapping[type[ServingError], HttpError] = {
     ModelNotFoundError: HttpError(404, "invalid_request_error", "model_not_found"),
     AuthenticationError: HttpError(401, "authentication_error", "invalid_api_key"),
     BodyTooLargeError: HttpError(413, "invalid_request_error", "request_too_large"),
+    BodyTooSlowError: HttpError(408, "invalid_request_error", "request_timeout"),
+    HeadersTooLargeError: HttpError(431, "invalid_request_error", "headers_too_large"),
     MediaTypeError: HttpError(415, "invalid_request_error", "unsupported_media_type"),
     QueueFullError: HttpError(429, "rate_limit_error", "rate_limit_exceeded"),
     CapacityError: HttpError(503, "server_error", "no_capacity"),

@@ -6,8 +6,12 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from whalepod.core.ids import mint_request_id
 
+from .http_errors import HeadersTooLargeError, error_response
+
 REQUEST_ID_HEADER = "x-request-id"
 REQUEST_ID_BYTES_MAX = 256
+HEADER_BYTES_MAX = 64 * 1024
+"""All names and values of a request together."""
 
 
 class HeaderMiddleware:
@@ -22,6 +26,10 @@ class HeaderMiddleware:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
+            return
+        if sum(len(name) + len(value) for name, value in scope["headers"]) > HEADER_BYTES_MAX:
+            error = HeadersTooLargeError(f"the request's headers are larger than {HEADER_BYTES_MAX} bytes")
+            await error_response(error)(scope, receive, send)
             return
         headers = {name.lower().replace(b"_", b"-"): value for name, value in scope["headers"]}
         key = REQUEST_ID_HEADER.encode()

@@ -22,6 +22,7 @@ from whalepod.model.config import ModelConfig
 
 from .app import HttpFront
 from .grpc_front import GrpcFront
+from .http_protocol import BoundedHttpProtocol
 from .readiness import Readiness
 from .router_parts import RouterParts, load_language, store_connector
 
@@ -128,7 +129,7 @@ def http_server(app: ASGIApp) -> uvicorn.Server:
     return uvicorn.Server(
         uvicorn.Config(
             app,
-            http="httptools",
+            http=BoundedHttpProtocol,
             ws="none",
             lifespan="off",
             log_config=None,

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import cast
 
+import numpy as np
+
 from whalepod.core.errors import InvalidFieldError
 
 PROMPTS_MAX = 128
@@ -32,6 +34,8 @@ def parse_prompts(value: object, *, vocab_size: int) -> list[Prompt]:
     """At least one prompt, none of them empty. Raises InvalidFieldError naming `prompt`."""
     if isinstance(value, str):
         return [_text(value)]
+    if isinstance(value, array):
+        return [_packed(value, vocab_size=vocab_size, field="prompt")]
     if not isinstance(value, list):
         raise InvalidFieldError("prompt", EMPTY if value is None else FORMS)
     if not value:
@@ -58,10 +62,15 @@ def parse_ids(ids: list[object], *, vocab_size: int, field: str = "prompt") -> I
     try:
         packed = array("I", cast("list[int]", ids))
     except OverflowError:
-        packed = None
-    if packed is None or max(packed) >= vocab_size:
+        packed = array("I", [vocab_size])
+    return _packed(packed, vocab_size=vocab_size, field=field)
+
+
+def _packed(ids: array[int], *, vocab_size: int, field: str) -> IdsPrompt:
+    """`ids`: uint32, at least one."""
+    if int(np.frombuffer(ids, dtype=np.uint32).max()) >= vocab_size:
         raise InvalidFieldError(field, f"token ids must be in [0, {vocab_size})")
-    return IdsPrompt(packed)
+    return IdsPrompt(ids)
 
 
 def _text(text: str) -> TextPrompt:

@@ -12,6 +12,8 @@ from whalepod.services.router.admission import QueueFullError
 from whalepod.services.router.http_errors import (
     HTTP_ERRORS,
     BodyTooLargeError,
+    BodyTooSlowError,
+    HeadersTooLargeError,
     MediaTypeError,
     error_body,
     error_response,
@@ -24,6 +26,8 @@ CASES = [
     (errors.ModelNotFoundError("x", "whale"), 404, "model_not_found"),
     (errors.AuthenticationError("no"), 401, "invalid_api_key"),
     (BodyTooLargeError("no"), 413, "request_too_large"),
+    (BodyTooSlowError("x"), 408, "request_timeout"),
+    (HeadersTooLargeError("x"), 431, "headers_too_large"),
     (MediaTypeError("no"), 415, "unsupported_media_type"),
     (QueueFullError("no", retry_after_s=7.2), 429, "rate_limit_exceeded"),
     (errors.CapacityError("no"), 503, "no_capacity"),
