@@ -36,12 +36,16 @@ def tiny(
         typer.Option("--format", help="Plain float32, or as released: FP8 blocks, packed FP4 experts, two shards."),
     ] = Form.FLOAT32,
     force: Annotated[bool, typer.Option("--force", help="Replace a checkpoint that is there.")] = False,
+    experts: Annotated[
+        int | None, typer.Option(min=3, help="Routed experts of a layer; default: 16. The released model has 384.")
+    ] = None,
 ) -> None:
     """Write a tiny random model in the released layout, with the shipped tokenizer."""
     from whalepod.model.checkpoint_writer import WeightFormat
     from whalepod.model.tiny_checkpoint import write_tiny_checkpoint
 
-    config = write_tiny_checkpoint(directory, seed=seed, form=WeightFormat(form.value), force=force)
+    overrides = {} if experts is None else {"n_routed_experts": experts}
+    config = write_tiny_checkpoint(directory, seed=seed, form=WeightFormat(form.value), force=force, **overrides)
     typer.echo(
         f"{directory}: {config.num_hidden_layers} layers, vocabulary {config.vocab_size}, window {config.window}, "
         f"blocks of {config.block_tokens} tokens, context {config.max_position_embeddings}"

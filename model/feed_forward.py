@@ -42,7 +42,17 @@ class FeedForward:
             router=weights["gate.weight"],
             bias=weights["gate.bias"],
             image_bias=weights["gate.bias_vl"],
-            routed=make_experts(weights, ExpertShape(experts, config.swiglu_limit, weights.input_format)),
+            routed=make_experts(
+                weights,
+                ExpertShape(
+                    experts=experts,
+                    chosen=chosen,
+                    width=config.hidden_size,
+                    inner=config.moe_intermediate_size,
+                    limit=config.swiglu_limit,
+                    input_format=weights.input_format,
+                ),
+            ),
             shared_gate_up=gate_up_matrix(weights, "shared_experts"),
             shared_down=weights["shared_experts.w2.weight"],
             chosen=chosen,

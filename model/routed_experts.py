@@ -30,6 +30,12 @@ class ExpertShape:
     """What a layer's experts have in common."""
 
     experts: int
+    chosen: int
+    """Experts of a row."""
+    width: int
+    """D"""
+    inner: int
+    """M"""
     limit: float
     input_format: PackedFormat | None
 
@@ -52,10 +58,10 @@ class LocalExperts:
 
     @classmethod
     def from_weights(cls, weights: Weights, shape: ExpertShape) -> Self:
-        gate_up, down = stack_experts(weights, range(shape.experts))
+        gate_up, down = stack_experts(weights, shape, range(shape.experts))
         return cls(gate_up=gate_up, down=down, limit=shape.limit, input_format=shape.input_format)
 
-    def __call__(self, x: Tensor, ids: Tensor, weights: Tensor, *, count: int) -> Tensor:
+    def __call__(self, x: Tensor, ids: Tensor, weights: Tensor, *, count: int) -> Tensor:  # noqa: ARG002  padding comes out finite
         return routed_experts(
             x, ids, weights, self.gate_up, self.down, limit=self.limit, input_format=self.input_format
         )
@@ -66,8 +72,11 @@ def gate_up_matrix(weights: Weights, prefix: str) -> Tensor:
     return torch.cat((weights[f"{prefix}.w1.weight"], weights[f"{prefix}.w3.weight"]))
 
 
-def stack_experts(weights: Weights, experts: Iterable[int]) -> tuple[Tensor, Tensor]:
-    """gate_up [experts, 2 · M, D] and down [experts, D, M] of some experts, in this order."""
+def stack_experts(weights: Weights, shape: ExpertShape, experts: Iterable[int]) -> tuple[Tensor, Tensor]:
+    """gate_up [experts, 2 · M, D] and down [experts, D, M] of some experts, perhaps of none, in this order."""
     chosen = list(experts)
+    if not chosen:
+        router = weights["gate.weight"]
+        return router.new_empty(0, 2 * shape.inner, shape.width), router.new_empty(0, shape.width, shape.inner)
     gate_up = torch.stack([gate_up_matrix(weights, f"experts.{expert}") for expert in chosen])
     return gate_up, torch.stack([weights[f"experts.{expert}.w2.weight"] for expert in chosen])

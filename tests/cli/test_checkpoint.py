@@ -20,6 +20,12 @@ def typed(*words: object) -> str:
     return result.stdout
 
 
+def test_tiny_with_as_many_experts_as_asked_for(tmp_path: Path) -> None:
+    typed("tiny", tmp_path / "model", "--experts", 24)
+    assert ModelConfig.from_dir(tmp_path / "model").n_routed_experts == 24
+    assert "everything fits" in typed("check", tmp_path / "model")
+
+
 def test_tiny_writes_a_checkpoint_that_check_accepts_and_fingerprint_names(tmp_path: Path) -> None:
     model = tmp_path / "model"
     assert "blocks of 64 tokens" in typed("tiny", model, "--format", "release")

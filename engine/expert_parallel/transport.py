@@ -1,0 +1,98 @@
+"""How the ranks of a group exchange bytes: all of them take part in every call, in the same order.
+
+Two kinds: ranks that are threads of one process (here), and ranks in processes of their own (`process_group.py`).
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+
+class GroupBrokenError(Exception):
+    """A rank of the group is gone or the group was closed: nothing can be exchanged any more."""
+
+
+class Transport(Protocol):
+    """For one thread. Every method raises GroupBrokenError."""
+
+    @property
+    def rank(self) -> int: ...
+
+    @property
+    def size(self) -> int: ...
+
+    def exchange(self, sent: Tensor, sent_bytes: Sequence[int], received_bytes: Sequence[int]) -> Tensor:
+        """All to all: `sent` [Σ sent_bytes] uint8, cut by receiver -> [Σ received_bytes] uint8, by sender."""
+        ...
+
+    def gather(self, values: Tensor) -> Tensor:
+        """values [n] int64 of this rank -> [size, n] of all."""
+        ...
+
+    def close(self) -> None:
+        """Make every rank that waits here, or ever will, raise GroupBrokenError. Idempotent, from any thread."""
+        ...
+
+
+class MemoryHub:
+    """Where ranks in one process meet."""
+
+    def __init__(self, size: int, *, timeout_s: float | None = None) -> None:
+        """Who waits longer than `timeout_s` for the others breaks the group."""
+        self.size = size
+        self.boxes: list[Tensor | None] = [None] * size
+        self.cuts: list[Sequence[int]] = [()] * size
+        self.barrier = threading.Barrier(size, timeout=timeout_s)
+
+    def transports(self) -> list[MemoryTransport]:
+        return [MemoryTransport(self, rank) for rank in range(self.size)]
+
+
+class MemoryTransport:
+    """One rank's side of a hub."""
+
+    def __init__(self, hub: MemoryHub, rank: int) -> None:
+        self._hub = hub
+        self.rank = rank
+
+    @property
+    def size(self) -> int:
+        return self._hub.size
+
+    def exchange(self, sent: Tensor, sent_bytes: Sequence[int], received_bytes: Sequence[int]) -> Tensor:
+        hub = self._hub
+        assert sent.numel() == sum(sent_bytes), (sent.numel(), sent_bytes)
+        hub.boxes[self.rank], hub.cuts[self.rank] = sent, sent_bytes
+        self._meet()
+        parts: list[Tensor] = []
+        for sender in range(self.size):
+            box, cuts = hub.boxes[sender], hub.cuts[sender]
+            assert box is not None
+            assert cuts[self.rank] == received_bytes[sender], "ranks disagree on what they exchange"
+            start = sum(cuts[: self.rank])
+            parts.append(box[start : start + cuts[self.rank]])
+        received = torch.cat(parts)
+        self._meet()
+        return received
+
+    def gather(self, values: Tensor) -> Tensor:
+        hub = self._hub
+        hub.boxes[self.rank] = values
+        self._meet()
+        gathered = torch.stack([box for box in hub.boxes if box is not None])
+        self._meet()
+        return gathered
+
+    def close(self) -> None:
+        self._hub.barrier.abort()
+
+    def _meet(self) -> None:
+        try:
+            self._hub.barrier.wait()
+        except threading.BrokenBarrierError:
+            raise GroupBrokenError("a rank of this process has left the group") from None
