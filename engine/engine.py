@@ -28,17 +28,13 @@ from .guiding import GrammarReady, Guide
 from .interface import (
     EngineRequest,
     Fidelity,
-    FinishedEvent,
     FinishReason,
     Handoff,
-    HandoffEvent,
-    PromptTokensEvent,
     RankLoad,
     SampledToken,
     SnapshotKind,
     StepEvent,
     StepWork,
-    TokensEvent,
     Work,
 )
 from .memory_plan import MemoryPlan, plan_memory
@@ -46,6 +42,7 @@ from .options import RankOptions
 from .pipeline import Pipeline
 from .publishing import Publisher, finished_handoff
 from .rank_model import RankModel
+from .report import Report
 from .restore import RestorePlan
 from .restoring import Restorer
 from .runner import Runner, StepRunner
@@ -126,7 +123,7 @@ class Engine:
         self._sequences: dict[RequestId, Sequence] = {}
         self._expiry = Expiry()
         self._arrivals = 0
-        self._events: list[StepEvent] = []
+        self._report = Report()
 
     # Messages from outside. Their events, if any, come with the next step.
 
@@ -280,8 +277,7 @@ class Engine:
         for victim in plan.preempt:
             self._preempt(victim)
         self._settle(ahead=self._pipeline.launch(plan))
-        events, self._events = self._events, []
-        return events
+        return self._report.take()
 
     def _expire(self) -> None:
         if not self._expiry.due:
@@ -330,16 +326,9 @@ class Engine:
         sequence.computed = planned.end
         self._publisher.commit_rows(sequence)
         branching.fork(sequence, self._publisher)
-        self._tell_prompt(sequence)
+        self._report.prompt_scores(sequence)
         if not sequence.rows_pending:
             self._rows_done(sequence, result)
-
-    def _tell_prompt(self, sequence: Sequence) -> None:
-        if sequence.prompt_scores is not None:
-            request = sequence.request
-            start, tokens = sequence.prompt_scores.told(sequence.computed)
-            if tokens:
-                self._events.append(PromptTokensEvent(request.request_id, request.attempt, start, tokens))
 
     def _rows_done(self, sequence: Sequence, token: SampledToken | None) -> None:
         """A token was drawn, or the hand-off of a prompt without one is due."""
@@ -378,37 +367,20 @@ class Engine:
 
     def _append(self, sequence: Sequence, token: SampledToken) -> None:
         sequence.append(token.id)
-        request = sequence.request
-        self._events.append(
-            TokensEvent(request.request_id, request.attempt, (token,), cached_tokens=sequence.cached_tokens)
-        )
+        self._report.tokens(sequence, (token,))
 
     def _hand_over(self, sequence: Sequence, handoff: Handoff) -> None:
-        self._events.append(HandoffEvent(sequence.request.request_id, sequence.request.attempt, handoff))
-        finish = Finish(handoff.finish_reason or FinishReason.STOP, handoff.matched_stop_id)
-        self._report_end(sequence, finish)
+        self._report.handoff(sequence, handoff)
+        self._report.end(sequence, Finish(handoff.finish_reason or FinishReason.STOP, handoff.matched_stop_id))
         self._remove(sequence, Outcome.HANDED_OFF, delivered=handoff.stored)
 
     def _end(self, sequence: Sequence, finish: Finish) -> None:
-        self._report_end(sequence, finish)
+        self._report.end(sequence, finish)
         self._remove(sequence, OUTCOMES[finish.reason])
 
     def _end_with_error(self, sequence: Sequence, error: ServingError) -> None:
-        self._report_end(sequence, Finish(FinishReason.ERROR), error)
+        self._report.end(sequence, Finish(FinishReason.ERROR), error)
         self._remove(sequence, Outcome.ERROR)
-
-    def _report_end(self, sequence: Sequence, finish: Finish, error: ServingError | None = None) -> None:
-        self._events.append(
-            FinishedEvent(
-                sequence.request.request_id,
-                sequence.request.attempt,
-                finish.reason,
-                error=error,
-                matched_stop_id=finish.matched_stop_id,
-                cached_tokens=sequence.cached_tokens or 0,
-                replayed_tokens=sequence.replayed_tokens,
-            )
-        )
 
     def _remove(self, sequence: Sequence, outcome: Outcome, *, delivered: bool = False) -> None:
         branching.leave(sequence)
