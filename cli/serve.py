@@ -48,6 +48,7 @@ def serve(config: ClusterConfig) -> None:
     try:
         _refuse_busy_ports(config, console)
         config = with_model(config, say=console.print)
+        ModelConfig.from_dir(config.model_dir).check_kept_rows(config.engine.kept_rows)
         asyncio.run(_serve(config, lock, console))
     except UnavailableError as error:
         console.print(f"whalepod: {error}")

@@ -80,6 +80,9 @@ class EngineSettings(_Section):
     quantized_caches: bool = Field(
         default=True, description="keep KV as the release does; off: float32, for comparisons"
     )
+    kept_rows: int | None = Field(
+        default=None, ge=1, description="only checked: kept rows that the model must have; any other number is refused"
+    )
     async_scheduling: bool = Field(
         default=True, description="plan a step while the one before it is computed; changes no token"
     )

@@ -19,9 +19,9 @@ from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
 from whalepod.core.errors import ConfigError
+from whalepod.core.upstream_variables import FIDELITIES, FIXED, PREFIX, SETTINGS, check_fidelity, upstream_values
 
 from .config import ClusterConfig
-from .upstream_variables import check_upstream, upstream_values
 
 VARIABLE_PREFIX = "WHALEPOD_"
 UNPREFIXED_SECTION = "router"
@@ -81,8 +81,8 @@ def load_config(
         config = ClusterConfig.model_validate(values)
     except ValidationError as error:
         raise ConfigError(_explain(error, origins)) from None
-    set_by = origins.get(("fidelity", "default"))
-    check_upstream(variables or {}, default_fidelity=config.fidelity.default.value, set_by=set_by)
+    set_by = origins.get(("fidelity", "default"), "fidelity.default")
+    check_fidelity(variables or {}, fidelity=config.fidelity.default.value, set_by=set_by)
     return config
 
 
@@ -91,8 +91,8 @@ def unknown_variables(variables: Mapping[str, str]) -> dict[str, str]:
 
     Others are left alone: Kubernetes makes `WHALEPOD_PORT_8000_TCP` and the like out of a service's name.
     """
-    known = [setting.variable for setting in settings()]
-    strangers = [name for name in variables if name.startswith(VARIABLE_PREFIX) and name not in known]
+    known = [*(setting.variable for setting in settings()), *SETTINGS, *FIDELITIES, *FIXED]
+    strangers = [name for name in variables if name.startswith((VARIABLE_PREFIX, PREFIX)) and name not in known]
     return {name: near[0] for name in strangers if (near := difflib.get_close_matches(name, known, n=1, cutoff=0.85))}
 
 

@@ -283,6 +283,7 @@ class RankProcess:
             block_tokens=config.engine.block_tokens,
             quantized_caches=config.engine.quantized_caches,
             threads=config.engine.threads,
+            kept_rows=config.engine.kept_rows,
         )
         self._store = connect_rank_store(
             config,

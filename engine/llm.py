@@ -7,6 +7,7 @@ outputs = LLM(model_dir).generate(["Once upon a time"], SamplingParams(temperatu
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -19,8 +20,9 @@ from rich.progress import Progress
 
 from whalepod.core.block_keys import chain_root, derive_block_hashes
 from whalepod.core.clock import Deadline
-from whalepod.core.errors import ServingError
+from whalepod.core.errors import ConfigError, ServingError
 from whalepod.core.ids import RequestId, mint_request_id
+from whalepod.core.upstream_variables import SETTINGS, check_fidelity, upstream_values
 from whalepod.model.detokenizer import Detokenizer
 from whalepod.model.prompt import PromptEncoder
 
@@ -72,33 +74,61 @@ class LLM:
 
     def __init__(
         self,
-        model_dir: Path | str,
+        model: Path | str | None = None,
         *,
         block_tokens: int | None = None,
-        fidelity: str | Fidelity = Fidelity.EXACT,
+        fidelity: str | Fidelity | None = None,
         context_tokens_max: int | None = None,
-        slots: int = 16,
+        slots: int | None = None,
         blocks: int | None = None,
-        chunk_tokens: int = 512,
+        chunk_tokens: int | None = None,
+        async_scheduling: bool | None = None,
         quantized_caches: bool = True,
         threads: int = 1,
+        variables: Mapping[str, str] = os.environ,
     ) -> None:
-        """Reads the weights. What the model decides if None: `block_tokens`, `context_tokens_max`.
+        """Reads the weights in the directory `model`. What the model decides if None: `block_tokens`,
+        `context_tokens_max`. What is not given is taken from `variables` of the published engine, as
+        `docs/configuration.md` lists them: `model`, `fidelity` (else exact), `slots` (else 16), `chunk_tokens` (else
+        512), `async_scheduling` (else on).
 
         Raises ConfigError or CheckpointError, ValueError on an unknown fidelity.
         """
-        self._fidelity = Fidelity(fidelity)
-        model = RankModel.load(model_dir, block_tokens=block_tokens, quantized_caches=quantized_caches, threads=threads)
-        options = RankOptions(
-            slots=slots, blocks=blocks, chunk_tokens=chunk_tokens, context_tokens_max=context_tokens_max
+        if fidelity is not None:
+            check_fidelity(variables, fidelity=Fidelity(fidelity).value, set_by="fidelity")
+        upstream = {key: text for key, _, text in upstream_values(variables)}
+        directory = model or upstream.get("model")
+        if directory is None:
+            raise ConfigError("no model: name a checkpoint directory (model, DEEPINFER_HF_MODEL_DIR)")
+        self._fidelity = Fidelity(fidelity or upstream.get("fidelity.default", Fidelity.EXACT))
+        loaded = RankModel.load(
+            directory,
+            block_tokens=block_tokens,
+            quantized_caches=quantized_caches,
+            threads=threads,
+            kept_rows=_number(upstream, "engine.kept_rows"),
         )
-        self._tokenizer = model.tokenizer
-        self._config = model.config
+        options = RankOptions(
+            slots=slots or _number(upstream, "decode.slots") or 16,
+            blocks=blocks,
+            chunk_tokens=chunk_tokens or _number(upstream, "prefill.chunk_tokens") or 512,
+            context_tokens_max=context_tokens_max,
+            async_scheduling=_number(upstream, "engine.async_scheduling") != 0
+            if async_scheduling is None
+            else async_scheduling,
+        )
+        self._tokenizer = loaded.tokenizer
+        self._config = loaded.config
         self._answers: SimpleQueue[Delivery] = SimpleQueue()
-        self._engine = Engine(model, options, store=None, deliver=self._answers.put)
-        self._namespace = model.namespace
-        self._block_tokens = model.block_tokens
+        self._engine = Engine(loaded, options, store=None, deliver=self._answers.put)
+        self._namespace = loaded.namespace
+        self._block_tokens = loaded.block_tokens
         self._context_tokens = self._engine.memory.context_tokens_max
+
+    @property
+    def slots(self) -> int:
+        """Requests that run at a time."""
+        return self._engine.memory.slots
 
     def generate(
         self,
@@ -237,6 +267,16 @@ class LLM:
         return (
             (self._config.bos_token_id, *self._tokenizer.encode(prompt)) if isinstance(prompt, str) else tuple(prompt)
         )
+
+
+def _number(upstream: Mapping[str, str], key: str) -> int | None:
+    """Raises ConfigError."""
+    text = upstream.get(key)
+    try:
+        return None if text is None else int(text)
+    except ValueError:
+        names = ", ".join(variable for variable, named in SETTINGS.items() if named == key)
+        raise ConfigError(f"{names} must be a whole number, not {text!r}") from None
 
 
 def _bar(*, shown: bool) -> Progress:

@@ -49,13 +49,16 @@ class RankModel:
         block_tokens: int | None = None,
         quantized_caches: bool = True,
         threads: int = 1,
+        kept_rows: int | None = None,
     ) -> Self:
         """Read the weights of `role`. `block_tokens` None: the model's. Results do not depend on `threads`.
+        `kept_rows`: as many as the model must have.
 
         Sets the threads of the process. Raises ConfigError or CheckpointError.
         """
         torch.set_num_threads(threads)
         config = ModelConfig.from_dir(model_dir)
+        config.check_kept_rows(kept_rows)
         boundaries = Boundaries(config, config.block_tokens if block_tokens is None else block_tokens)
         formats = RELEASE_FORMATS if quantized_caches else plain_formats(COMPUTE_DTYPE)
         input_format = FP8_BLOCK32 if config.quantization_config is not None else None

@@ -215,6 +215,15 @@ class ModelConfig:
         """K: the last rows of a prompt that run through the layers above the last KV source."""
         return self.sliding_window + 2 * (self.dspark_block_size + 1)
 
+    def check_kept_rows(self, wanted: int | None) -> None:
+        """Raises ConfigError if this model keeps another number of rows. None: any is fine."""
+        if wanted not in (None, self.kept_rows):
+            raise ConfigError(
+                f"engine.kept_rows (DEEPINFER_YOCO_PREFILL_KEEP_TOKENS) is {wanted}, but this model keeps "
+                f"{self.kept_rows} rows: a window of {self.window}, and {self.kept_rows - self.window} to take back "
+                f"two drafts of {self.dspark_block_size}. Leave it unset"
+            )
+
     @property
     def group_tokens(self) -> int:
         """R0: least common multiple of the sources' ratios. At its multiples no source has an unfinished group."""

@@ -63,6 +63,30 @@ def test_the_published_engines_variable_names_the_model_and_ours_wins() -> None:
     assert load_config(variables=both).model == "/n"
 
 
+def test_what_the_published_engine_calls_fidelity_is_ours_unless_both_are_set_apart() -> None:
+    assert load_config(variables={"DEEPINFER_BATCH_INVARIANT": "1"}).fidelity.default is Fidelity.EXACT
+    assert load_config(variables={"DEEPINFER_BATCH_INVARIANT": "0"}).fidelity.default is Fidelity.FAST
+    both = {"DEEPINFER_BATCH_INVARIANT": "1", "WHALEPOD_FIDELITY_DEFAULT": "fast"}
+    with pytest.raises(ConfigError, match="DEEPINFER_BATCH_INVARIANT=1 and WHALEPOD_FIDELITY_DEFAULT=fast"):
+        load_config(variables=both)
+
+
+def test_every_name_of_the_published_engine_that_sets_something_is_taken() -> None:
+    variables = {
+        "DEEPINFER_ASYNC_SCHEDULING": "0",
+        "DEEPINFER_MAX_NUM_SEQS": "3",
+        "DEEPINFER_MAX_BATCHED_TOKENS": "8192",
+        "DEEPINFER_YOCO_PREFILL_KEEP_TOKENS": "140",
+        "DEEPINFER_YOCO_PREFILL_TRUNCATION_MODE": "compact",
+    }
+    config = load_config(variables=variables)
+    assert (config.engine.async_scheduling, config.decode.slots, config.prefill.chunk_tokens) == (False, 3, 8192)
+    assert config.engine.kept_rows == 140
+    assert load_config(variables=variables | {"WHALEPOD_DECODE_SLOTS": "5"}).decode.slots == 5
+    with pytest.raises(ConfigError, match="DEEPINFER_MAX_NUM_SEQS"):
+        load_config(variables={"DEEPINFER_MAX_NUM_SEQS": "many"})
+
+
 @pytest.mark.parametrize(
     ("text", "said"),
     [
@@ -107,6 +131,11 @@ def test_nearly_known_variables_are_pointed_out_and_kubernetes_own_are_not() -> 
         "WHALEPOD_DECODE_SLOT": "1",
         "WHALEPOD_PORT_8000_TCP_ADDR": "x",
         "WHALEPOD_DECODE_SLOTS": "1",
+        "DEEPINFER_BATCH_INVARIANCE": "1",
+        "DEEPINFER_MAX_NUM_SEQS": "1",
         "HOME": "/",
     }
-    assert unknown_variables(variables) == {"WHALEPOD_DECODE_SLOT": "WHALEPOD_DECODE_SLOTS"}
+    assert unknown_variables(variables) == {
+        "WHALEPOD_DECODE_SLOT": "WHALEPOD_DECODE_SLOTS",
+        "DEEPINFER_BATCH_INVARIANCE": "DEEPINFER_BATCH_INVARIANT",
+    }

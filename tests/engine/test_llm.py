@@ -12,7 +12,7 @@ import pytest
 
 from tests.engine.engine_world import CHECKPOINT, GREEDY, SEEDED, oracle, prompt_of
 from whalepod import LLM, SamplingParams
-from whalepod.core.errors import ContextLengthError, InvalidFieldError, RequestError
+from whalepod.core.errors import ConfigError, ContextLengthError, InvalidFieldError, RequestError
 from whalepod.engine.interface import FinishReason
 from whalepod.model.tiny_checkpoint import write_tiny_checkpoint
 
@@ -90,6 +90,22 @@ def test_one_set_of_parameters_a_prompt() -> None:
     with pytest.raises(ValueError, match="2 prompts, but 1 sampling"):
         _llm().generate(["a", "b"], [GREEDY])
     assert _llm().generate([]) == []
+
+
+def test_what_is_not_given_is_taken_from_the_published_engines_variables() -> None:
+    variables = {"DEEPINFER_HF_MODEL_DIR": str(CHECKPOINT), "DEEPINFER_MAX_NUM_SEQS": "1"}
+    llm = LLM(context_tokens_max=64, variables=variables | {"DEEPINFER_YOCO_PREFILL_KEEP_TOKENS": "28"})
+    assert llm.slots == 1
+    assert LLM(slots=2, context_tokens_max=64, variables=variables).slots == 2
+    for more, named in (
+        ({"DEEPINFER_YOCO_PREFILL_KEEP_TOKENS": "140"}, "KEEP_TOKENS.* is 140, but this model keeps 28 rows"),
+        ({"DEEPINFER_MAX_NUM_SEQS": "few"}, "DEEPINFER_MAX_NUM_SEQS must be a whole number"),
+        ({"DEEPINFER_BATCH_INVARIANT": "1"}, "DEEPINFER_BATCH_INVARIANT=1 and fidelity=fast"),
+    ):
+        with pytest.raises(ConfigError, match=named):
+            LLM(fidelity="fast", variables=variables | more)
+    with pytest.raises(ConfigError, match="DEEPINFER_HF_MODEL_DIR"):
+        LLM(variables={})
 
 
 def test_importing_the_package_imports_no_torch() -> None:

@@ -1,0 +1,97 @@
+"""The published engine's variables, as this one takes them."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from whalepod.core.errors import ConfigError
+from whalepod.core.upstream_variables import (
+    BATCH_INVARIANT,
+    FIDELITIES,
+    FIXED,
+    SETTINGS,
+    check_fidelity,
+    upstream_values,
+)
+
+ROOT = Path(__file__).parents[2]
+
+
+def values(**variables: str) -> dict[str, str]:
+    named = {f"DEEPINFER_{name}": value for name, value in variables.items()}
+    return {key: text for key, _, text in upstream_values(named)}
+
+
+def test_nothing_set_asks_for_nothing() -> None:
+    assert values() == values(BATCH_INVARIANT="", HF_MODEL_DIR="", ENCODER_REPLAY="") == {}
+    assert dict.fromkeys(FIXED, "") and not list(upstream_values(dict.fromkeys(FIXED, "")))
+
+
+def test_names_of_settings_are_taken() -> None:
+    named = dict.fromkeys(SETTINGS, "7")
+    assert list(upstream_values(named)) == [(key, variable, "7") for variable, key in SETTINGS.items()]
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "fidelity"),
+    [
+        ("BATCH_INVARIANT", "1", "exact"),
+        ("BATCH_INVARIANT", "0", None),
+        ("ENCODER_REPLAY", "bounded", "fast"),
+        ("ENCODER_REPLAY", "exact", "exact"),
+        ("SPEC_SAMPLING", "rejection", "fast"),
+        ("SPEC_SAMPLING", "coupled", "exact"),
+    ],
+)
+def test_what_asks_for_a_fidelity_is_one(name: str, value: str, fidelity: str | None) -> None:
+    assert values(**{name: value}).get("fidelity.default") == fidelity
+
+
+@pytest.mark.parametrize("variable", FIDELITIES)
+def test_another_value_is_refused_with_those_that_are_taken(variable: str) -> None:
+    with pytest.raises(ConfigError, match=f"{variable} must be {' or '.join(FIDELITIES[variable])}, not 'off'"):
+        list(upstream_values({variable: "off"}))
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ({"BATCH_INVARIANT": "1"}, {"ENCODER_REPLAY": "bounded"}),
+        ({"BATCH_INVARIANT": "1"}, {"SPEC_SAMPLING": "rejection"}),
+        ({"ENCODER_REPLAY": "exact"}, {"SPEC_SAMPLING": "rejection"}),
+        ({"ENABLE_MTP_VARLEN": "1"}, {"USE_NEXTN_DECODE": "0"}),
+        ({"BATCH_INVARIANT": "1"}, {"ACCELERATOR": "ascend"}),
+    ],
+)
+def test_a_contradiction_names_both(one: dict[str, str], other: dict[str, str]) -> None:
+    with pytest.raises(ConfigError, match="contradict each other") as caught:
+        values(**one, **other)
+    for name, value in (one | other).items():
+        assert f"DEEPINFER_{name}={value}" in str(caught.value)
+
+
+def test_a_fidelity_of_ours_that_says_something_else_is_a_contradiction() -> None:
+    asked = {BATCH_INVARIANT: "1"}
+    check_fidelity(asked, fidelity="exact", set_by="fidelity")
+    check_fidelity({}, fidelity="fast", set_by="fidelity")
+    with pytest.raises(ConfigError, match="DEEPINFER_BATCH_INVARIANT=1 and fidelity=fast contradict each other"):
+        check_fidelity(asked, fidelity="fast", set_by="fidelity")
+
+
+@pytest.mark.parametrize("variable", FIXED)
+def test_what_holds_anyway_may_be_said_and_what_cannot_be_had_is_refused_with_a_reason(variable: str) -> None:
+    allowed, reason = FIXED[variable]
+    for value in allowed:
+        assert list(upstream_values({variable: value})) == []
+    with pytest.raises(ConfigError, match=re.escape(reason)) as caught:
+        list(upstream_values({variable: "something"}))
+    assert str(caught.value).startswith(variable)
+
+
+def test_the_page_lists_every_one() -> None:
+    page = (ROOT / "docs" / "configuration.md").read_text(encoding="utf-8")
+    listed = set(re.findall(r"^\| `(DEEPINFER_\w+)` \|", page, flags=re.MULTILINE))
+    assert listed == {*SETTINGS, *FIDELITIES, *FIXED}
