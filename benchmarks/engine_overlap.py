@@ -28,6 +28,7 @@ from whalepod.engine.interface import EngineRequest, Fidelity
 from whalepod.engine.options import RankOptions
 from whalepod.engine.rank_model import RankModel
 from whalepod.engine.sampling_params import SamplingParams
+from whalepod.model.draft import Anchor, Chooser, Drafts
 from whalepod.model.tiny_checkpoint import write_tiny_checkpoint
 
 PROMPT_TOKENS = 32
@@ -39,11 +40,14 @@ class TimedRunner:
 
     def __init__(self, *, seconds: float, vocab_size: int) -> None:
         self._seconds = seconds
-        self._logits = np.linspace(0, 1, vocab_size, dtype=np.float32)
+        self._logits = np.linspace(0, 1, vocab_size, dtype=np.float32)[None, :]
 
     def run(self, rows: Sequence[LaunchedRows]) -> list[NDArray[np.float32] | None]:
         threading.Event().wait(self._seconds)
         return [self._logits if row.draws else None for row in rows]
+
+    def draft(self, anchors: Sequence[Anchor], choose: Chooser, tokens: int) -> Drafts:  # noqa: ARG002
+        raise AssertionError("nothing is drafted here")
 
 
 def main() -> None:

@@ -154,6 +154,10 @@ class Slot:
     index: int
     generation: int
 
+    @property
+    def holder(self) -> tuple[int, int]:
+        return self.index, self.generation
+
 
 class SlotPool:
     """Slots 0 … slots_total - 1."""

@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from whalepod.core.block_keys import chain_root, derive_block_hashes
 from whalepod.core.clock import Deadline
 from whalepod.core.ids import RequestId
+from whalepod.model.draft import Anchor, Chooser, Drafts
 
 from .device import LaunchedRows
 from .engine import Delivery, Engine
@@ -279,6 +280,9 @@ class LeakyRunner:
     def run(self, rows: Ordered[LaunchedRows]) -> list[NDArray[np.float32] | None]:
         factor = np.float32(1) + LEAK * np.float32(len(rows) - 1)
         return [None if logits is None else logits * factor for logits in self._runner.run(rows)]
+
+    def draft(self, anchors: Ordered[Anchor], choose: Chooser, tokens: int) -> Drafts:
+        return self._runner.draft(anchors, choose, tokens)
 
 
 def _alone(model: RankModel, case: Case) -> Answer:

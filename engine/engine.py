@@ -48,6 +48,8 @@ from .restoring import Restorer
 from .runner import Runner, StepRunner
 from .scheduler import PlannedRows, Scheduler, step_limits
 from .sequence import Leaving, Sequence, new_sequence
+from .speculation.budget import new_planner
+from .speculation.speculator import Speculator
 from .state_image import StateImage
 from .state_store import Answer, Loaded, RoomFreed, StateStore
 from .transfers import Transfers
@@ -117,7 +119,7 @@ class Engine:
         )
         runner = Runner(model.network, caches)
         self._runner: StepRunner = runner if instrument is None else instrument(runner)
-        self._pipeline = self._new_pipeline(ahead=options.async_scheduling)
+        self._pipeline = self._new_pipeline(options)
         self.preempted = 0
         """How often a request had to give up what it held."""
         self._sequences: dict[RequestId, Sequence] = {}
@@ -323,12 +325,19 @@ class Engine:
             known = isinstance(result, ServingError)
             self._end_with_error(sequence, result if known else InternalError("the model failed on this request"))
             return
-        sequence.computed = planned.end
-        self._publisher.commit_rows(sequence)
-        branching.fork(sequence, self._publisher)
-        self._report.prompt_scores(sequence)
-        if not sequence.rows_pending:
-            self._rows_done(sequence, result)
+        rows = planned.end - planned.start
+        for said in (None,) if result is None else result:
+            sequence.computed += rows
+            self._publisher.commit_rows(sequence)
+            branching.fork(sequence, self._publisher)
+            self._report.prompt_scores(sequence)
+            if isinstance(said, ServingError):
+                self._end_with_error(sequence, said)
+            elif not sequence.rows_pending:
+                self._rows_done(sequence, said)
+            if sequence.phase is Phase.DONE:
+                return  # what was said behind the end is dropped
+            rows = 1
 
     def _rows_done(self, sequence: Sequence, token: SampledToken | None) -> None:
         """A token was drawn, or the hand-off of a prompt without one is due."""
@@ -393,13 +402,28 @@ class Engine:
         sequence = self._sequences.get(request_id)
         return sequence if sequence is not None and sequence.request.attempt == attempt else None
 
-    def _new_pipeline(self, *, ahead: bool) -> Pipeline:
+    def _new_pipeline(self, options: RankOptions) -> Pipeline:
+        config, ahead = self._model.config, options.async_scheduling
+        speculator = planner = None
+        if options.speculation is not None:
+            options.speculation.check(config, weights=self._model.weights, slots=self.memory.slots)
+            speculator = Speculator(options.speculation, self._runner.draft, clock=self._clock)
+            planner = new_planner(options.speculation)
+        device = Device(
+            self._runner,
+            slots=self.memory.slots,
+            look_back=config.engram_max_ngram_size - 1,
+            ahead=ahead,
+            clock=self._clock,
+            speculator=speculator,
+        )
         return Pipeline(
-            Device(self._runner, slots=self.memory.slots, ahead=ahead, clock=self._clock),
+            device,
             scheduler=self._scheduler,
             guide=self._guide,
-            config=self._model.config,
+            config=config,
             steps_ahead=int(ahead),
+            planner=planner,
         )
 
     def _new_sequence(self, request: EngineRequest) -> Sequence:

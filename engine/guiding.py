@@ -8,6 +8,7 @@ Meanwhile the request waits, and others are admitted before it.
 from __future__ import annotations
 
 from collections.abc import Callable
+from collections.abc import Sequence as Ordered
 from concurrent.futures import Future
 from dataclasses import dataclass
 
@@ -83,18 +84,37 @@ class Guide:
         except GrammarError as error:
             raise _refused(error) from error
 
-    def allowed(self, sequence: Sequence) -> Flags:
-        """[vocab] bool: what may follow a sequence that holds a slot, at least one token. Raises InvalidFieldError if
-        its grammar has no way on."""
-        state = sequence.grammar
+    def allowed(self, sequence: Sequence, drafts: Ordered[int] = ()) -> list[Flags | ServingError]:
+        """[vocab] bool: what may follow a sequence that holds a slot, at least one token; then what may follow each
+        draft, as far as they may be said at all and do not end it. An error where the grammar has no way on.
+
+        Where it stands does not change.
+        """
+        state, followed = sequence.grammar, 0
         assert state is not None
         assert sequence.slot is not None
-        mask = self._masks[sequence.slot.index]
+        mask, rows = self._masks[sequence.slot.index], list[Flags | ServingError]()
         try:
-            state.fill(mask)
+            for draft in (*drafts, None):
+                state.fill(mask)
+                rows.append(unpack(mask, self._vocab_size))
+                if draft is None or not state.accept(draft):
+                    break
+                followed += 1
+                if state.ended:
+                    break
+            state.rollback(followed)
         except GrammarError as error:
-            raise _refused(error) from error
-        return unpack(mask, self._vocab_size)
+            rows.append(_refused(error))
+            if followed:
+                self._rebuild(sequence, state)
+        return rows
+
+    def _rebuild(self, sequence: Sequence, state: GrammarState) -> None:
+        """A matcher that has failed behind a draft is of no use, but the draft may fall."""
+        rebuilt = state.restarted()
+        rebuilt.replay(sequence.output_ids)
+        sequence.grammar = rebuilt
 
     def accept(self, sequence: Sequence, token_id: int) -> None:
         """Move on by a token that was drawn among the allowed ones. Raises InvalidFieldError if the grammar fails."""

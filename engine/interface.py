@@ -20,6 +20,7 @@ from whalepod.core.errors import ServingError
 from whalepod.core.ids import RequestId
 
 from .sampling_params import SamplingParams
+from .speculation.statistics import SpeculationWork
 
 
 class Fidelity(Enum):
@@ -159,11 +160,14 @@ StepEvent = TokensEvent | PromptTokensEvent | HandoffEvent | FinishedEvent
 
 @dataclass(frozen=True, slots=True)
 class StepWork:
-    """What one step computed: rows of requests that generate, and rows of prompts (replayed ones too)."""
+    """What one step computed: rows of requests that generate, verified drafts among them, and rows of prompts (replayed
+    ones too)."""
 
     decode_rows: int = 0
     prompt_rows: int = 0
     seconds: float = 0.0
+    speculation: SpeculationWork | None = None
+    """None: nothing was drafted."""
 
 
 @dataclass(frozen=True, slots=True)

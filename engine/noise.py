@@ -69,15 +69,16 @@ def philox4x32(key: Words, counter: tuple[Words, Words, Words, Words]) -> tuple[
 
 
 def noise_words(
-    keys: Words, *, positions: Words, lanes: int, purpose: int = TARGET_DRAW, sub: int = 0
+    keys: Words, *, positions: Words, lanes: int, purpose: int | Words = TARGET_DRAW, sub: int | Words = 0
 ) -> NDArray[np.uint32]:
-    """[rows, lanes] uint32, uniform, for lanes 0, 1, … of each row's key and position ([rows] uint64 each)."""
+    """[rows, lanes] uint32, uniform, for lanes 0, 1, … of each row's key and position ([rows] uint64 each). So may be
+    `purpose` and `sub`."""
     blocks = -(-lanes // _WORDS)
     counter = (
         np.arange(blocks, dtype=np.uint64)[None, :],
         positions[:, None],
-        np.full((1, 1), sub, np.uint64),
-        np.full((1, 1), purpose, np.uint64),
+        np.asarray(sub, np.uint64).reshape(-1, 1),
+        np.asarray(purpose, np.uint64).reshape(-1, 1),
     )
     interleaved = np.empty((len(keys), blocks, _WORDS), np.uint32)
     for index, words in enumerate(philox4x32(keys[:, None], counter)):

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 from whalepod.core.errors import ConfigError
 
+from .speculation.options import SpeculationOptions
+
 
 @dataclass(frozen=True, slots=True)
 class RankOptions:
@@ -23,6 +25,8 @@ class RankOptions:
     """Prompt, replayed and recomputed rows of a step that holds decode rows, at most: no such row stalls a batch."""
     async_scheduling: bool = True
     """Plan a step while the one before it is computed. Changes no token."""
+    speculation: SpeculationOptions | None = None
+    """None: one token a step."""
     waiting_max: int = 256
     """Accepted requests that hold nothing yet. One more is refused."""
     soft_slots: int = 32

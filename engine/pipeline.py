@@ -3,37 +3,50 @@ queued behind it (`runtime.md` §1.5).
 
     plan ──▶ launch ──▶ device ──▶ settle ──▶ (rows, what came of them)
 
-Planning takes every token on its way for granted. If it turns out to have been a request's last, the row behind it was
-computed for nothing: its result is dropped, and what it wrote to is given back only after it has run.
+Planning takes one token of every row on its way for granted, and has room for as many more as there may be drafts. If
+it turns out to have been a request's last, the row behind it was computed for nothing: its result is dropped, and what
+it wrote to is given back only after it has run.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator
+from collections.abc import Sequence as Ordered
 
-from whalepod.core.errors import ServingError
 from whalepod.model.batch import Segment
 from whalepod.model.config import ModelConfig
 
 from .device import UNKNOWN_ID, Device, LaunchedRows, LaunchedStep, RowResult
-from .grammar.masks import Flags
 from .guiding import Guide
 from .interface import StepWork
 from .scheduler import PlannedRows, Scheduler, StepPlan
+from .sequence import Sequence
+from .speculation.budget import BudgetPlanner
 
 
 class Pipeline:
     """Belongs to the engine's thread."""
 
     def __init__(
-        self, device: Device, *, scheduler: Scheduler, guide: Guide, config: ModelConfig, steps_ahead: int
+        self,
+        device: Device,
+        *,
+        scheduler: Scheduler,
+        guide: Guide,
+        config: ModelConfig,
+        steps_ahead: int,
+        planner: BudgetPlanner | None = None,
     ) -> None:
+        """Without a `planner` all drafts are verified."""
         self._device = device
         self._scheduler = scheduler
         self._guide = guide
         self._config = config
         self._steps_ahead = steps_ahead
+        self._planner = planner
+        self._steps_launched = 0
+        self._steps_settled = 0
         self._flying: deque[tuple[StepPlan, LaunchedStep]] = deque()
         self.works: list[StepWork] = []
         """Of the steps that have come back, until somebody takes them."""
@@ -48,7 +61,9 @@ class Pipeline:
             return 0
         work = plan.work
         self._scheduler.apply_rows(plan)
-        self._flying.append((plan, self._device.launch([self._launched(planned) for planned in plan.rows], work)))
+        rows = [self._launched(planned) for planned in plan.rows]
+        self._flying.append((plan, self._device.launch(rows, work, self._budget(rows))))
+        self._steps_launched += 1
         if len(self._flying) == 1:
             self._guide_first()
         return self._steps_ahead
@@ -62,6 +77,9 @@ class Pipeline:
             plan, step = self._flying.popleft()
             results = self._device.finish(step)
             self.works.append(step.work)
+            if self._planner is not None:
+                self._planner.observe(self._steps_settled, step.survivals())
+            self._steps_settled += 1
             for planned, result in zip(plan.rows, results, strict=True):
                 if self._scheduler.apply_result(planned):
                     yield planned, result
@@ -69,6 +87,15 @@ class Pipeline:
 
     def close(self) -> None:
         self._device.close()
+
+    def _budget(self, rows: Ordered[LaunchedRows]) -> int | None:
+        """Drafts that the next step verifies together; None: all."""
+        if self._planner is None:
+            return None
+        drafting = [row for row in rows if row.drafts_max]
+        return self._planner.plan(
+            self._steps_launched, [row.slot.holder for row in drafting], [row.drafts_max for row in drafting]
+        )
 
     def _launched(self, planned: PlannedRows) -> LaunchedRows:
         sequence = planned.sequence
@@ -79,6 +106,8 @@ class Pipeline:
             segment=segment_of(planned, self._config),
             draws=planned.draws,
             guided=planned.draws and sequence.grammar is not None,
+            drafts_max=planned.drafts,
+            draft_start=draft_start(sequence, self._config),
         )
 
     def _guide_first(self) -> None:
@@ -86,14 +115,20 @@ class Pipeline:
         if not self._flying or not self._flying[0][1].guided:
             return
         step = self._flying[0][1]
-        allowed: dict[int, Flags | ServingError] = {}
-        for index, row in enumerate(step.rows):
-            if row.guided and not self._scheduler.has_departed(row.sequence):
-                try:
-                    allowed[index] = self._guide.allowed(row.sequence)
-                except ServingError as error:
-                    allowed[index] = error
+        step.proposed.result()
+        allowed = {
+            index: self._guide.allowed(row.sequence, step.drafts(index))
+            for index, row in enumerate(step.rows)
+            if row.guided and not self._scheduler.has_departed(row.sequence)
+        }
         self._device.draw_guided(step, allowed)
+
+
+def draft_start(sequence: Sequence, config: ModelConfig) -> int:
+    """From where on the draft windows hold rows of this sequence: those that the layers above the last KV source have
+    computed, or the W that came with a snapshot."""
+    floor, restored = sequence.floor, sequence.restored_tokens
+    return max(floor, restored - config.window) if restored > floor else floor
 
 
 def segment_of(planned: PlannedRows, config: ModelConfig) -> Segment:

@@ -35,6 +35,8 @@ class RankModel:
     boundaries: Boundaries
     namespace: bytes
     """16 bytes: ranks whose state is interchangeable agree on it (`kvstore.md` §2.1)."""
+    weights: str
+    """Their fingerprint, as hex."""
     layout: str
     """What is behind `namespace`, readable."""
     block_layout: BlockLayout
@@ -72,6 +74,7 @@ class RankModel:
             formats=formats,
             boundaries=boundaries,
             namespace=namespace.id,
+            weights=namespace.weights_fingerprint.hex(),
             layout=(
                 f"weights {namespace.weights_fingerprint.hex()[:12]}, blocks of {boundaries.block_tokens} tokens, "
                 f"window {config.window}, {config.kept_rows} kept rows, {formats.name} caches, {namespace.numerics}"

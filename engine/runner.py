@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from whalepod.model.batch import Segment
 from whalepod.model.caches import Caches
+from whalepod.model.draft import Anchor, Chooser, Drafts
 from whalepod.model.forward_pass import ForwardPass
 from whalepod.model.network import Network
 
@@ -22,13 +23,15 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 LogitsOrError = NDArray[np.float32] | None | Exception
-"""Logits of a chunk's last row, None if it needs none, or what computing it raised."""
+"""[rows, vocab] logits of the rows that asked for them, None if none did, or what computing them raised."""
 
 
 class StepRunner(Protocol):
     """Computes the rows of a step: the network, or what stands in for it."""
 
     def run(self, rows: Ordered[LaunchedRows]) -> list[NDArray[np.float32] | None]: ...
+
+    def draft(self, anchors: Ordered[Anchor], choose: Chooser, tokens: int) -> Drafts: ...
 
 
 class Runner:
@@ -39,13 +42,24 @@ class Runner:
         self._caches = caches
 
     def run(self, rows: Ordered[LaunchedRows]) -> list[NDArray[np.float32] | None]:
-        """Compute the rows. For each: logits [vocab] float32 of its last row if a token is due after it, else None."""
+        """Compute the rows. For each: logits [rows, vocab] float32 of those from `logits_start` on, None if there are
+        none."""
         run = self._network.compute([row.segment for row in rows], self._caches)
         for index, row in enumerate(rows):
             if row.sequence.prompt_scores is not None:
                 self._score(run, index, row.segment, row.sequence.prompt_scores)
-        logits = iter(self._network.logits(run).float().numpy())
-        return [next(logits) if row.segment.logits_start is not None else None for row in rows]
+        logits = self._network.logits(run).float().numpy()
+        counts = [
+            0 if start is None else end - start
+            for start, end in ((r.segment.logits_start, r.segment.end) for r in rows)
+        ]
+        ends = np.cumsum(counts)
+        return [logits[end - count : end] if count else None for count, end in zip(counts, ends, strict=True)]
+
+    def draft(self, anchors: Ordered[Anchor], choose: Chooser, tokens: int) -> Drafts:
+        """Drafts behind sequences whose rows before their anchors are computed. Changes no cache."""
+        assert self._network.drafter is not None, "this model has no draft blocks"
+        return self._network.drafter.draft(anchors, self._caches, choose=choose, tokens=tokens)
 
     def _score(self, run: ForwardPass, index: int, segment: Segment, scores: PromptScores) -> None:
         """Of segment `index`, whose rows all ran to the last layer."""

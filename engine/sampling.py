@@ -23,7 +23,7 @@ from whalepod.core.ids import RequestId
 
 from .grammar.masks import Flags
 from .interface import EngineRequest, SampledToken
-from .noise import ROUGH_ERROR, branch_key, gumbel_of, noise_words, rough_gumbel_of
+from .noise import DRAFT_DRAW, ROUGH_ERROR, TARGET_DRAW, Words, branch_key, gumbel_of, noise_words, rough_gumbel_of
 from .sampling_params import SamplingParams
 from .token_counts import TokenCounts
 from .truncation import best_ranks, ids_of, ranks_of, truncate
@@ -187,8 +187,9 @@ def probabilities(weights: Logits) -> NDArray[np.float64]:
     return shares
 
 
-def draw_ids(weights: Logits, rows: Sequence[DrawRow]) -> Ids:
+def draw_ids(weights: Logits, rows: Sequence[DrawRow], *, columns: Sequence[int | None] | None = None) -> Ids:
     """[rows] the token with the largest sum of log-weight and Gumbel noise, the latter keyed by request and position.
+    `columns`: for rows with a number, the noise is not the target's but that of drafts in this column.
 
     Where it cannot be seen in float32 which one that is, it is computed in float64.
     """
@@ -200,6 +201,7 @@ def draw_ids(weights: Logits, rows: Sequence[DrawRow]) -> Ids:
         np.array([rows[index].sampler.key for index in drawn], np.uint64),
         positions=np.array([rows[index].position for index in drawn], np.uint64),
         lanes=weights.shape[1],
+        **_noise_of(drawn, columns),
     )
     if len(drawn) < len(rows):
         weights = weights[drawn]
@@ -211,6 +213,16 @@ def draw_ids(weights: Logits, rows: Sequence[DrawRow]) -> Ids:
     firsts = np.searchsorted(near, np.arange(len(drawn)))  # `near` ascends, before the sort and after it
     ids[drawn] = tokens[order[firsts]]
     return ids
+
+
+def _noise_of(drawn: Sequence[int], columns: Sequence[int | None] | None) -> dict[str, Words]:
+    if columns is None:
+        return {}
+    own = [columns[index] for index in drawn]
+    return {
+        "purpose": np.array([TARGET_DRAW if column is None else DRAFT_DRAW for column in own], np.uint64),
+        "sub": np.array([column or 0 for column in own], np.uint64),
+    }
 
 
 _UNSURE = 2 * ROUGH_ERROR + 0.1

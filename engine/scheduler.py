@@ -35,6 +35,8 @@ class StepLimits:
     chunk_tokens_beside_decode: int
     group_tokens: int
     block_tokens: int
+    draft_tokens: int = 0
+    """Drafts behind a decode row, at most."""
 
 
 def step_limits(options: RankOptions, *, group_tokens: int, block_tokens: int) -> StepLimits:
@@ -47,11 +49,13 @@ def step_limits(options: RankOptions, *, group_tokens: int, block_tokens: int) -
         chunk_tokens_beside_decode=options.chunk_tokens_beside_decode,
         group_tokens=group_tokens,
         block_tokens=block_tokens,
+        draft_tokens=0 if options.speculation is None else options.speculation.draft_tokens,
     )
 
 
 class PlannedRows(NamedTuple):
-    """Rows `start` … `end - 1`. `new_blocks` are taken for them.
+    """Rows `start` … `end - 1`, if no draft in flight stands; else as many rows further on. `new_blocks` are taken for
+    them.
 
     A tuple, like all that is made for each sequence in each step: it takes a third of the time of a frozen dataclass.
     """
@@ -62,6 +66,8 @@ class PlannedRows(NamedTuple):
     draws: bool
     """The last row is that of the last token, known or on its way: the next one is drawn from it."""
     new_blocks: int = 0
+    drafts: int = 0
+    """Rows of drafts behind them, at most."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,22 +115,25 @@ def plan_step(
 ) -> StepPlan:
     """One step of the sequences that hold a slot, in order of arrival.
 
-    Every decoding sequence gets its row; where a block is missing the latest arrival is preempted, perhaps the one
-    that asks. Then chunks, under a budget. `blocks_released` says how many blocks a sequence's leaving would free,
-    `stops` where its chunks must end, ascending.
+    Every decoding sequence gets its row, and drafts behind it while there are blocks. Where a block for a row is
+    missing the latest arrival is preempted, perhaps the one that asks. Then chunks, under a budget. `blocks_released`
+    says how many blocks a sequence's leaving would free, `stops` where its chunks must end, ascending.
     """
     preempted: list[Sequence] = []
     rows: list[PlannedRows] = []
     for sequence in holding:
         if not sequence.decodes or not sequence.computes or sequence in preempted:
             continue
-        new_blocks = _blocks_missing(sequence, sequence.launched + 1, limits)
+        drafts = max(0, min(limits.draft_tokens, sequence.tokens_max - sequence.launched - 2))
+        new_blocks = _blocks_missing(sequence, drafts, limits)
+        if new_blocks > blocks_free:  # a draft is worth nobody's place
+            drafts, new_blocks = 0, _blocks_missing(sequence, 0, limits)
         while new_blocks > blocks_free and sequence not in preempted:
             victim = _latest(holding, preempted)
             preempted.append(victim)
             blocks_free += blocks_released(victim)
         if sequence not in preempted:
-            rows.append(_rows(sequence, sequence.launched + 1, new_blocks))
+            rows.append(_rows(sequence, sequence.launched + 1, new_blocks, drafts))
             blocks_free -= new_blocks
     budget = limits.chunk_tokens_beside_decode if rows else limits.chunk_tokens
     for sequence in holding:
@@ -150,12 +159,14 @@ def chunk_end(sequence: Sequence, *, stops: Ordered[int], budget: int, group_tok
     return max(sequence.launched, end - end % group_tokens)
 
 
-def _rows(sequence: Sequence, end: int, new_blocks: int = 0) -> PlannedRows:
+def _rows(sequence: Sequence, end: int, new_blocks: int = 0, drafts: int = 0) -> PlannedRows:
     draws = end == len(sequence.tokens) + sequence.drawing
-    return PlannedRows(sequence, sequence.launched, end, draws, new_blocks)
+    return PlannedRows(sequence, sequence.launched, end, draws, new_blocks, drafts)
 
 
-def _blocks_missing(sequence: Sequence, rows: int, limits: StepLimits) -> int:
+def _blocks_missing(sequence: Sequence, drafts: int, limits: StepLimits) -> int:
+    """For a decode row and these drafts behind it, wherever those in flight put it."""
+    rows = min(sequence.launched + sequence.drafts_in_flight + 1 + drafts, sequence.tokens_max)
     return max(0, -(-rows // limits.block_tokens) - len(sequence.blocks))
 
 
@@ -244,6 +255,7 @@ class Scheduler:
             sequence.rows_in_flight += planned.end - planned.start
             sequence.steps_in_flight += 1
             sequence.drawing += planned.draws
+            sequence.drafts_in_flight += planned.drafts
 
     def apply_result(self, planned: PlannedRows) -> bool:
         """Planned rows were computed. False: their sequence has ended meanwhile, and nobody wants them."""
@@ -251,6 +263,7 @@ class Scheduler:
         sequence.rows_in_flight -= planned.end - planned.start
         sequence.steps_in_flight -= 1
         sequence.drawing -= planned.draws
+        sequence.drafts_in_flight -= planned.drafts
         if sequence not in self._departed:
             return True
         if not sequence.steps_in_flight:

@@ -78,7 +78,9 @@ class Sequence:
     steps_in_flight: int = 0
     """Launched steps that hold rows of it. While there are any, what it holds stays its own."""
     drawing: int = 0
-    """Tokens behind `tokens` that are being drawn."""
+    """Tokens behind `tokens` that are being drawn, at least: one in each step."""
+    drafts_in_flight: int = 0
+    """Drafts behind the rows in flight, at most: as many more tokens may turn out to have been drawn."""
     window_start: int = 0
     write_start: int = 0
     exact: bool = True
@@ -127,12 +129,17 @@ class Sequence:
         return len(self.tokens) - len(self.request.prompt_ids)
 
     @property
+    def tokens_max(self) -> int:
+        """Prompt and output, when it surely has ended."""
+        return self.finish_rule.prompt_tokens + self.finish_rule.output_tokens_max
+
+    @property
     def rows_pending(self) -> int:
         return self.rows_end - self.computed
 
     @property
     def launched(self) -> int:
-        """Rows 0 … launched - 1 are computed or on their way."""
+        """Rows 0 … launched - 1 are computed or on their way, even if no draft in flight stands."""
         return self.computed + self.rows_in_flight
 
     @property

@@ -51,11 +51,11 @@ class Drafts:
     """What one round drafted, for each anchor."""
 
     ids: Tensor
-    """[anchors, dspark_block_size] int64"""
+    """[anchors, tokens] int64"""
     logits: Tensor
-    """[anchors, dspark_block_size, vocab], at least float32: the distribution each token was chosen from."""
+    """[anchors, tokens, vocab], at least float32: the distribution each token was chosen from."""
     confidence: Tensor | None
-    """[anchors, dspark_block_size]: log-odds that a draft is accepted if those before it are. None without the head."""
+    """[anchors, tokens]: log-odds that a draft is accepted if those before it are. None without the head."""
 
 
 @dataclass(slots=True)
@@ -205,9 +205,11 @@ class Drafter:
         caches: Caches,
         *,
         choose: Chooser | None = None,
+        tokens: int | None = None,
         recorder: Recorder | None = None,
     ) -> Drafts:
-        """One round for every anchor; greedy unless `choose` draws. Changes no cache.
+        """One round for every anchor; greedy unless `choose` draws. Changes no cache. `tokens`: how many to draft of
+        the block; None: all.
 
         The target must have run the rows before each anchor, from its `window_start` on or W rows at least.
         """
@@ -223,9 +225,8 @@ class Drafter:
         base = linear(normed, self.head, out_dtype=wide_dtype(hidden.dtype))
         state.record("base_logits", base)
         count = len(anchors) * block
-        return self._chain(
-            anchors, base[:count].unflatten(0, (-1, block)), hidden[:count].unflatten(0, (-1, block)), choose, recorder
-        )
+        base, hidden = (rows[:count].unflatten(0, (-1, block))[:, :tokens] for rows in (base, hidden))
+        return self._chain(anchors, base, hidden, choose, recorder)
 
     def _begin(self, anchors: Sequence[Anchor], plan: DraftPlan, recorder: Recorder | None) -> DraftState:
         """The anchor's token, then noise, in every stream."""

@@ -22,6 +22,7 @@ class GrammarState:
     def __init__(self, grammar: CompiledGrammar, *, starts_after: int | None = None) -> None:
         """`starts_after`: the token that ends the model's reasoning; the answer after it is what the grammar governs.
         None: it governs the first token."""
+        self._grammar = grammar
         self._vocabulary = grammar.vocabulary
         self._matcher = grammar.matcher()
         self._starts_after = starts_after
@@ -29,6 +30,10 @@ class GrammarState:
         """Tokens up to and with `starts_after`."""
         self._accepted_inside = 0
         self._started = starts_after is None
+
+    def restarted(self) -> GrammarState:
+        """Another one, before its first token."""
+        return GrammarState(self._grammar, starts_after=self._starts_after)
 
     @property
     def started(self) -> bool:

@@ -7,6 +7,7 @@ again in another column (`runtime.md` §2.5, §4.4).
 
 from __future__ import annotations
 
+import logging
 from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
@@ -15,7 +16,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .cost_table import CostTable
+from .options import SpeculationOptions, Verification
 from .scheduling import best_budget
+
+log = logging.getLogger(__name__)
 
 Holder = tuple[int, int]
 """Slot and generation: a request as long as it holds its slot."""
@@ -62,3 +66,15 @@ class BudgetPlanner:
             if observed <= step - self._lag_steps:
                 return survivals
         return {}
+
+
+def new_planner(options: SpeculationOptions) -> BudgetPlanner | None:
+    """None if no step is planned from confidences: none are asked for, or nobody knows what a row costs, which is said
+    once."""
+    if options.verification is not Verification.FIXED and options.cost is None:
+        log.warning("dspark: all drafts are verified, because there is no cost table (whalepod bench verify-cost)")
+    if options.verification is not Verification.SCHEDULED or options.cost is None:
+        return None
+    return BudgetPlanner(
+        options.cost, columns=options.draft_tokens, gain_min=options.gain_min, lag_steps=options.lag_steps
+    )

@@ -9,10 +9,12 @@ import zlib
 from collections.abc import Sequence
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from whalepod.engine.device import LaunchedRows
 from whalepod.model.batch import Segment
+from whalepod.model.draft import Anchor, Chooser, Drafts
 
 TABLE_ROWS = 64
 
@@ -25,6 +27,7 @@ class FakeRunner:
     ) -> None:
         self._block_tokens = block_tokens
         self._memory: dict[int, NDArray[np.int64]] = {}
+        self._tables: dict[int, tuple[int, ...]] = {}
         self._table = np.random.Generator(np.random.PCG64(5)).normal(0, 2, (TABLE_ROWS, vocab_size)).astype(np.float32)
         self._table[:4, eos_id] = 12  # an answer may end at any token
         self._fails = fails
@@ -37,8 +40,24 @@ class FakeRunner:
         self.steps += 1
         return [self._logits(row.segment) for row in rows]
 
+    def draft(self, anchors: Sequence[Anchor], choose: Chooser, tokens: int) -> Drafts:
+        """Knows what follows two times in three."""
+        known = [[*self._tokens(self._tables[anchor.slot], anchor.position), anchor.token_id] for anchor in anchors]
+        ids: list[torch.Tensor] = []
+        odds: list[list[float]] = []
+        for number in range(tokens):
+            sums = [zlib.crc32(np.array(text, np.int64).tobytes()) for text in known]
+            rows = [self._table[(code if code % 3 else code + 1) % TABLE_ROWS] for code in sums]
+            ids.append(choose(number, torch.from_numpy(np.stack(rows))))
+            odds.append([2.0 if code % 3 else -2.0 for code in sums])
+            for text, chosen in zip(known, ids[-1].tolist(), strict=True):
+                text.append(chosen)
+        drafted = torch.stack(ids, dim=1)
+        return Drafts(drafted, torch.zeros(*drafted.shape, 0), torch.tensor(odds).T)
+
     def _logits(self, segment: Segment) -> NDArray[np.float32] | None:
         assert min(segment.token_ids) >= 0, "a row without a token"
+        self._tables[segment.slot] = tuple(segment.block_table)
         for position, token_id in enumerate(segment.token_ids, segment.start):
             if position >= segment.write_start:
                 block = segment.block_table[position // self._block_tokens]
@@ -47,9 +66,13 @@ class FakeRunner:
         if segment.logits_start is None:
             return None
         self.decode_rows += len(segment.token_ids) == 1
-        blocks = segment.block_table[: -(-segment.end // self._block_tokens)]
-        tokens = np.concatenate([self._memory[block] for block in blocks])[: segment.end]
-        return self._after(tokens)
+        tokens = self._tokens(segment.block_table, segment.end)
+        return np.stack([self._after(tokens[: end + 1]) for end in range(segment.logits_start, segment.end)])
+
+    def _tokens(self, table: Sequence[int], count: int) -> NDArray[np.int64]:
+        """The first ones of a sequence, read back."""
+        blocks = table[: -(-count // self._block_tokens)]
+        return np.concatenate([self._memory[block] for block in blocks])[:count]
 
     def logits_after(self, tokens: Sequence[int]) -> NDArray[np.float32]:
         """What the row of the last of these tokens gives."""

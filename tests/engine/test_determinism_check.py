@@ -70,7 +70,10 @@ def test_a_check_whose_controls_saw_nothing_has_not_passed() -> None:
 def test_a_row_alone_is_left_as_it_is_by_the_control() -> None:
     class One:
         def run(self, rows: Sequence[object]) -> list[Any]:
-            return [np.ones(4, np.float32) for _ in rows]
+            return [np.ones((1, 4), np.float32) for _ in rows]
+
+        def draft(self, anchors: object, choose: object, tokens: int) -> Any:
+            raise AssertionError("nothing is drafted here")
 
     (alone,) = LeakyRunner(One()).run([None])  # type: ignore[list-item]
     beside = LeakyRunner(One()).run([None, None])[0]  # type: ignore[list-item]

@@ -1,0 +1,105 @@
+"""How a rank speculates. Checked against the model before anything starts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+from whalepod.core.errors import ConfigError
+from whalepod.engine.interface import EngineRequest, Fidelity
+from whalepod.model.config import ModelConfig
+
+from .calibration import Calibration
+from .cost_table import CostTable
+
+
+class Verification(Enum):
+    """How many drafts are verified."""
+
+    FIXED = "fixed"
+    """All of them."""
+    SCHEDULED = "scheduled"
+    """As many as pay, by confidences of an earlier step."""
+    EARLY_STOP = "early_stop"
+    """As many as pay, by confidences of the step itself, up to the first that does not."""
+
+
+class Acceptance(Enum):
+    """What makes a draft stand."""
+
+    AUTO = "auto"
+    """Rejection; coupled for seeded requests of fidelity `exact`."""
+    REJECTION = "rejection"
+    COUPLED = "coupled"
+
+
+class DraftSampling(Enum):
+    """How drafts are chosen at a temperature above 0."""
+
+    SAMPLE = "sample"
+    GREEDY = "greedy"
+
+
+@dataclass(frozen=True, slots=True)
+class SpeculationOptions:
+    """Raises ConfigError, naming the setting, on values that cannot work."""
+
+    draft_tokens: int = 5
+    """Drafts of a request in a step, at most."""
+    verification: Verification = Verification.FIXED
+    acceptance: Acceptance = Acceptance.AUTO
+    draft_sampling: DraftSampling = DraftSampling.SAMPLE
+    cost: CostTable | None = None
+    """None: all drafts are verified, because nobody knows what a row costs."""
+    calibration: Calibration | None = None
+    gain_min: float = 0.02
+    """Trimming that gains less is left alone."""
+    lag_steps: int = 2
+    """Age of the confidences that a step's budget is planned from."""
+    simulated_acceptance: float | None = None
+    """For measuring: the chance that a draft stands, whatever it is. Answers are nonsense."""
+
+    def __post_init__(self) -> None:
+        if self.draft_tokens < 1:
+            raise ConfigError(f"dspark.draft_tokens must be at least 1 here, not {self.draft_tokens}")
+        if self.lag_steps < 1:
+            raise ConfigError(
+                f"dspark.budget_lag must be at least 1, not {self.lag_steps}: a budget that looks at the drafts it "
+                f"decides on changes what is said"
+            )
+        if self.gain_min < 0:
+            raise ConfigError(f"dspark.gain_min must be at least 0, not {self.gain_min}")
+        if self.simulated_acceptance is not None and not 0 <= self.simulated_acceptance <= 1:
+            raise ConfigError(f"dspark.simulate_acceptance must be in [0, 1], not {self.simulated_acceptance}")
+
+    def couples(self, request: EngineRequest) -> bool:
+        """Its drafts are judged by coupling: what it says does not depend on them, nor on how many are verified."""
+        if request.sampling.greedy or self.acceptance is Acceptance.COUPLED:
+            return True
+        return self.acceptance is Acceptance.AUTO and _is_repeatable(request)
+
+    def trims(self, request: EngineRequest) -> bool:
+        """How many of its drafts are verified may follow from other requests. Without coupling, that would change which
+        of the equally good answers it gets, and a seeded request of fidelity `exact` was promised one."""
+        return self.couples(request) or not _is_repeatable(request)
+
+    def check(self, config: ModelConfig, *, weights: str, slots: int) -> None:
+        """Raises ConfigError if this model cannot speculate like this. `weights`: their fingerprint, as hex."""
+        if not config.num_nextn_predict_layers:
+            raise ConfigError("dspark.draft_tokens is above 0, but this checkpoint has no draft blocks")
+        if self.draft_tokens > config.dspark_block_size:
+            raise ConfigError(
+                f"dspark.draft_tokens is {self.draft_tokens}, but this model drafts {config.dspark_block_size} at most"
+            )
+        if self.verification is not Verification.FIXED and not config.enable_confidence_head:
+            raise ConfigError(
+                f"dspark.verification is {self.verification.value}, but this checkpoint has no confidence head"
+            )
+        if self.calibration is not None:
+            self.calibration.check(model=weights, draft_tokens=self.draft_tokens)
+        if self.cost is not None:
+            self.cost.check(model=weights, draft_tokens=self.draft_tokens, requests_max=slots)
+
+
+def _is_repeatable(request: EngineRequest) -> bool:
+    return request.fidelity is Fidelity.EXACT and request.sampling.seed is not None
