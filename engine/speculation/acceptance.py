@@ -13,7 +13,7 @@ Rows are looked at one after another, those of all requests at once: what is beh
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -31,6 +31,7 @@ from whalepod.engine.sampling import (
     Sampler,
     are_numbers,
     draw_ids,
+    draw_rows,
     probabilities,
     process_rows,
     report_tokens,
@@ -62,12 +63,10 @@ class Hearing:
         assert not isinstance(allowed, ServingError)
         return DrawRow(self.sampler, self.position + place, drafts=self.drafts[:place], allowed=allowed)
 
-    def error(self, place: int) -> ServingError | None:
-        if place < len(self.allowed) and isinstance(error := self.allowed[place], ServingError):
-            return error
-        if not are_numbers(self.logits[place : place + 1])[0]:
-            return InternalError("the model produced logits that are no numbers")
-        return None
+    def dead_end(self, place: int) -> ServingError | None:
+        """Why nothing may follow here."""
+        allowed = self.allowed[place] if place < len(self.allowed) else None
+        return allowed if isinstance(allowed, ServingError) else None
 
 
 def judge(hearings: Sequence[Hearing], *, simulated: float | None = None) -> list[Said]:
@@ -77,24 +76,37 @@ def judge(hearings: Sequence[Hearing], *, simulated: float | None = None) -> lis
     nonsense.
     """
     said: list[list[SampledToken | ServingError]] = [[] for _ in hearings]
-    going, place = list(range(len(hearings))), 0
+    going, place = _without_dead_ends(hearings, range(len(hearings)), 0, said), 0
+    plain = [index for index in going if not hearings[index].drafts]
+    if plain:
+        logits = np.stack([hearings[index].logits[0] for index in plain])
+        for index, token in zip(plain, draw_rows(logits, [hearings[index].row(0) for index in plain]), strict=True):
+            said[index].append(token)
+        going = [index for index in going if hearings[index].drafts]
     while going:
         on: list[int] = []
         at_once = max(1, VALUES_AT_ONCE // hearings[going[0]].logits.shape[1])
         for start in range(0, len(going), at_once):
             on += _judge_row(hearings, going[start : start + at_once], place, said, simulated)
-        going, place = on, place + 1
+        place += 1
+        going = _without_dead_ends(hearings, on, place, said)
     return [tuple(tokens) for tokens in said]
 
 
-@dataclass(slots=True)
-class _Rows:
-    """Row `place` of some requests."""
-
-    members: list[int] = field(default_factory=list[int])
-    rows: list[DrawRow] = field(default_factory=list[DrawRow])
-    drafts: list[int | None] = field(default_factory=list[int | None])
-    laws: list[Logits | None] = field(default_factory=list[Logits | None])
+def _without_dead_ends(
+    hearings: Sequence[Hearing],
+    going: Sequence[int],
+    place: int,
+    said: Sequence[list[SampledToken | ServingError]],
+) -> list[int]:
+    on: list[int] = []
+    for index in going:
+        error = hearings[index].dead_end(place)
+        if error is None:
+            on.append(index)
+        else:
+            said[index].append(error)
+    return on
 
 
 def _judge_row(
@@ -105,49 +117,49 @@ def _judge_row(
     simulated: float | None,
 ) -> list[int]:
     """One more token of each; those whose draft stood go on."""
-    all_rows = _Rows()
-    for index in going:
-        hearing = hearings[index]
-        error = hearing.error(place)
-        if error is not None:
-            said[index].append(error)
-            continue
-        judges = place < len(hearing.drafts)
-        all_rows.members.append(index)
-        all_rows.rows.append(hearing.row(place))
-        all_rows.drafts.append(hearing.drafts[place] if judges else None)
-        all_rows.laws.append(hearing.laws[place] if judges and hearing.laws is not None else None)
-    if not all_rows.members:
+    logits = np.stack([hearings[index].logits[place] for index in going])
+    good = are_numbers(logits)
+    for index in np.array(going)[~good].tolist():
+        said[index].append(InternalError("the model produced logits that are no numbers"))
+    going = np.array(going)[good].tolist()
+    if not going:
         return []
-    logits = np.stack([hearings[index].logits[place] for index in all_rows.members])
-    ids, stands = _tokens(process_rows(logits, all_rows.rows), all_rows, simulated)
-    for index, token in zip(all_rows.members, report_tokens(logits, all_rows.rows, ids), strict=True):
+    logits = logits[good]
+    rows = [hearings[index].row(place) for index in going]
+    judging = [hearings[index] for index in going]
+    drafts = np.array([each.drafts[place] if place < len(each.drafts) else -1 for each in judging], np.int64)
+    laws = [each.laws[place] if place < len(each.drafts) and each.laws is not None else None for each in judging]
+    ids, stands = _tokens(process_rows(logits, rows), rows, drafts, laws, simulated)
+    for index, token in zip(going, report_tokens(logits, rows, ids), strict=True):
         said[index].append(token)
-    return [index for index, stood in zip(all_rows.members, stands, strict=True) if stood]
+    return [index for index, stood in zip(going, stands, strict=True) if stood]
 
 
-def _tokens(weights: Logits, rows: _Rows, simulated: float | None) -> tuple[Ids, NDArray[np.bool_]]:
-    """[rows] the token of each row, and whether it is a draft that stands."""
-    drafts = np.array([-1 if draft is None else draft for draft in rows.drafts], np.int64)
+def _tokens(
+    weights: Logits,
+    rows: Sequence[DrawRow],
+    drafts: Ids,
+    laws: Sequence[Logits | None],
+    simulated: float | None,
+) -> tuple[Ids, NDArray[np.bool_]]:
+    """[rows] the token of each row, and whether it is a draft that stands. `drafts` [rows], −1 where there is none."""
     stands = np.zeros(len(drafts), np.bool_)
+    by_law = [index for index, law in enumerate(laws) if law is not None]
     if simulated is not None:
-        stands = (drafts >= 0) & (_coins(rows.rows) < simulated)
-    else:
-        by_law = [index for index, law in enumerate(rows.laws) if law is not None]
-        if by_law:
-            laws = np.stack([law for law in rows.laws if law is not None])
-            p, q = probabilities(weights[by_law]), probabilities(laws)
-            own, drawn = np.arange(len(by_law)), drafts[by_law]
-            coins = _coins([rows.rows[index] for index in by_law])
-            stands[by_law] = passes(p[own, drawn], q[own, drawn], coins)
-            with np.errstate(divide="ignore"):
-                weights[by_law] = np.log(residual(p, q))
+        stands = (drafts >= 0) & (_coins(rows) < simulated)
+    elif by_law:
+        p, q = probabilities(weights[by_law]), probabilities(np.stack([law for law in laws if law is not None]))
+        own, drawn = np.arange(len(by_law)), drafts[by_law]
+        stands[by_law] = passes(p[own, drawn], q[own, drawn], _coins([rows[index] for index in by_law]))
+        with np.errstate(divide="ignore"):
+            weights[by_law] = np.log(residual(p, q))
     ids = drafts.copy()
-    open_rows = np.flatnonzero(~stands)
-    if len(open_rows):
-        ids[open_rows] = draw_ids(weights[open_rows], [rows.rows[index] for index in open_rows])
+    fell = np.flatnonzero(~stands)
+    if len(fell):
+        ids[fell] = draw_ids(weights[fell], [rows[index] for index in fell.tolist()])
     if simulated is None:
-        coupled = np.array([law is None for law in rows.laws])
+        coupled = np.ones(len(drafts), np.bool_)
+        coupled[by_law] = False
         stands |= coupled & (ids == drafts)
     return ids, stands
 

@@ -27,7 +27,7 @@ from whalepod.model.draft import Anchor, Chooser, Drafts
 AHEAD = replace(OPTIONS, async_scheduling=True)
 
 
-def _fake(fails: frozenset[bytes] = frozenset()) -> FakeRunner:
+def fake(fails: frozenset[bytes] = frozenset()) -> FakeRunner:
     model = tiny_model()
     return FakeRunner(
         block_tokens=model.block_tokens,
@@ -78,7 +78,7 @@ def live(
     answer_tokens: int = 24,
 ) -> Life:
     """Arrivals, drops, stops, caps and preemptions, the same for both ways; blocks are counted after every step."""
-    rng, runner, life = Random(seed), _fake(), Life()
+    rng, runner, life = Random(seed), fake(), Life()
     options = replace(
         OPTIONS,
         async_scheduling=ahead,
@@ -184,13 +184,13 @@ def test_a_hundred_thousand_events_lose_no_block_and_no_step() -> None:
 
 @pytest.mark.parametrize("max_tokens", [1, 2, 5])
 def test_a_cap_that_is_known_wastes_no_row(max_tokens: int) -> None:
-    runner = _fake()
+    runner = fake()
     _world(AHEAD, runner).generate(prompt_of(20), replace(GREEDY, max_tokens=max_tokens))
     assert runner.decode_rows == max_tokens - 1
 
 
 def test_a_stop_wastes_one_row() -> None:
-    in_step, ahead = _fake(), _fake()
+    in_step, ahead = fake(), fake()
     ids = _world(OPTIONS, in_step).generate(prompt_of(20), replace(GREEDY, max_tokens=9)).ids
     heard = _world(AHEAD, ahead).generate(prompt_of(20), replace(GREEDY, max_tokens=9, stop_token_ids=(ids[3],)))
     assert heard.ids == ids[: ids.index(ids[3]) + 1]
@@ -198,7 +198,7 @@ def test_a_stop_wastes_one_row() -> None:
 
 
 def test_what_a_dropped_request_holds_stays_its_own_until_its_rows_are_done() -> None:
-    world = _world(AHEAD, _fake())
+    world = _world(AHEAD, fake())
     request = world.request(prompt_of(40))
     world.submit(request)
     world.step()
@@ -213,9 +213,9 @@ def test_what_a_dropped_request_holds_stays_its_own_until_its_rows_are_done() ->
 
 
 def test_a_failing_forward_ends_its_request_and_no_other() -> None:
-    good_alone = _world(AHEAD, _fake()).generate(prompt_of(20)).ids
+    good_alone = _world(AHEAD, fake()).generate(prompt_of(20)).ids
     fails = RequestId(b"bad".ljust(16))
-    world = _world(AHEAD, _fake(frozenset({fails})))
+    world = _world(AHEAD, fake(frozenset({fails})))
     good, bad = world.submit(world.request(prompt_of(20))), world.submit(world.request(prompt_of(30), name="bad"))
     world.run()
     assert isinstance(bad.end.error, InternalError)
@@ -223,7 +223,7 @@ def test_a_failing_forward_ends_its_request_and_no_other() -> None:
 
 
 def test_logits_that_are_no_numbers_end_their_request_although_its_next_row_is_on_its_way() -> None:
-    runner = _fake()
+    runner = fake()
     runner._table[:] = float("nan")
     heard = _world(AHEAD, runner).generate(prompt_of(20))
     assert isinstance(heard.end.error, InternalError)
@@ -256,14 +256,14 @@ def _answer(options: RankOptions, instrument: Callable[[StepRunner], StepRunner]
 
 
 def test_grammars_are_followed_a_step_ahead() -> None:
-    ahead, in_step = _answer(AHEAD, lambda _: _fake()), _answer(OPTIONS, lambda _: _fake())
+    ahead, in_step = _answer(AHEAD, lambda _: fake()), _answer(OPTIONS, lambda _: fake())
     assert ahead == in_step
     assert all(ahead)
 
 
 def test_every_token_that_was_drawn_counts_for_the_penalties_of_the_next() -> None:
     sampling = SamplingParams(temperature=0, frequency_penalty=2, presence_penalty=2, max_tokens=40, ignore_eos=True)
-    runner, prompt = _fake(), prompt_of(20)
+    runner, prompt = fake(), prompt_of(20)
     ids = _world(AHEAD, runner).generate(prompt, sampling).ids
     for drawn in range(len(ids)):
         sampler = Sampler(sampling, key=0, eos_id=1, prompt_ids=prompt, output_ids=ids[:drawn])
@@ -289,7 +289,7 @@ class _Gate:
 
 
 def test_the_host_goes_on_while_the_device_computes() -> None:
-    gate = _Gate(_fake())
+    gate = _Gate(fake())
     world = World(options=AHEAD, instrument=lambda _: gate)
     heard = world.submit(world.request(prompt_of(10)))
     assert world.step() == []

@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 
 from whalepod.engine.noise import ACCEPT_COIN, DRAFT_DRAW, TARGET_DRAW, philox4x32
-from whalepod.engine.speculation.acceptance import count_leading, passes, residual
+from whalepod.engine.speculation.acceptance import passes, residual
 from whalepod.engine.speculation.cost_table import CostTable
 from whalepod.engine.speculation.scheduling import allot, best_budget, survivals
 
@@ -108,6 +108,13 @@ def gumbel(u: Floats) -> Floats:
 def log(values: Floats) -> Floats:
     with np.errstate(divide="ignore"):
         return np.log(values)
+
+
+def count_leading(stands: NDArray[np.bool_], first: Ints) -> Ints:
+    """[requests] drafts accepted. `stands` [rows]: whether the draft that a row judges stands; False in last rows.
+    `first` [requests]: first rows."""
+    row = np.arange(len(stands))
+    return np.minimum.reduceat(np.where(stands, len(stands), row), first) - first
 
 
 Schedule = Callable[[Floats], Ints]
