@@ -53,6 +53,7 @@ COMMANDS: Mapping[str, CommandEntry] = {
         "check_determinism", "check_determinism", "Check that a request's tokens depend on nothing around it."
     ),
     "canary": CommandEntry("canary", "canary", "Compare a cluster with the single-process oracle, bit for bit."),
+    "keys": CommandEntry("keys", "app", "Make API keys, list them, take them back."),
     "kv": CommandEntry("kv", "app", "Look at the store of KV blocks, purge it, check it, or run its service."),
     "checkpoint": CommandEntry("checkpoint", "app", "Write and inspect checkpoints."),
     "doctor": CommandEntry("doctor", "doctor", "Check this machine and say what is wrong and how to fix it."),

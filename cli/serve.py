@@ -145,6 +145,7 @@ def _print_how_to_use(cluster: LocalCluster, console: Console) -> None:
         "stream": True,
     }
     url = f"{cluster.http_url}/v1/chat/completions"
-    console.print(f"  curl -N {url} -H 'Content-Type: application/json' -d {shlex.quote(json.dumps(body))}")
+    key = "" if cluster.config.router.api_keys_file is None else "-H 'Authorization: Bearer KEY' "
+    console.print(f"  curl -N {url} {key}-H 'Content-Type: application/json' -d {shlex.quote(json.dumps(body))}")
     console.print(f"  {_own_command()} chat --url {cluster.http_url}")
-    console.print(f"\nmetrics: {cluster.http_url}/metrics    Ctrl-C stops everything that was started here")
+    console.print(f"\nmetrics: {cluster.config.operator_url}/metrics    Ctrl-C stops everything that was started here")

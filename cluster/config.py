@@ -129,6 +129,26 @@ class RouterSettings(_Section):
     trust_tenant_header: bool = Field(
         default=False, description="take the tenant from x-tenant-id, which a proxy has set"
     )
+    api_keys_file: Path | None = Field(
+        default=None, description="keys that clients must have, as `whalepod keys` writes it; default: anybody may ask"
+    )
+    admin_port: Port | None = Field(
+        default=None, description="plain HTTP for operators: metrics, workers, health; default: on http_port"
+    )
+    usage_file: Path | None = Field(
+        default=None, description="one JSON line for each request and what it used, for billing; default: none"
+    )
+
+
+class TlsSettings(_Section):
+    """Certificates of the public HTTP and gRPC servers. Files are read again when they change."""
+
+    cert_file: Path | None = Field(default=None, description="certificate chain, PEM; default: no TLS")
+    key_file: Path | None = Field(default=None, description="its private key, PEM")
+    client_ca_file: Path | None = Field(
+        default=None,
+        description="clients must show a certificate of these authorities, PEM; default: none is asked for",
+    )
 
 
 class KvSettings(_Section):
@@ -199,6 +219,7 @@ class ClusterConfig(_Section):
     engine: EngineSettings = EngineSettings()
     fidelity: FidelitySettings = FidelitySettings()
     router: RouterSettings = RouterSettings()
+    tls: TlsSettings = TlsSettings()
     kv: KvSettings = KvSettings()
     ray: RaySettings = RaySettings()
 
@@ -223,6 +244,23 @@ class ClusterConfig(_Section):
     @property
     def prefill_role(self) -> RankRole:
         return RankRole.PREFILL_FULL if self.prefill.role == "full" else RankRole.PREFILL_ENCODER
+
+    @property
+    def public_url(self) -> str:
+        """Where clients on this machine reach the router."""
+        scheme = "http" if self.tls.cert_file is None else "https"
+        return f"{scheme}://" + join_address(self._local_host, self.router.http_port)
+
+    @property
+    def operator_url(self) -> str:
+        """Where operators on this machine do."""
+        if self.router.admin_port is None:
+            return self.public_url
+        return "http://" + join_address(self._local_host, self.router.admin_port)
+
+    @property
+    def _local_host(self) -> str:
+        return self.host if self.host not in ("0.0.0.0", "::") else "127.0.0.1"
 
     @property
     def reachable_host(self) -> str:
@@ -266,6 +304,8 @@ class ClusterConfig(_Section):
     def ports(self) -> dict[str, int]:
         """Every port this cluster listens on, by the setting it comes from."""
         ports = {"http_port": self.router.http_port, "grpc_port": self.router.grpc_port}
+        if self.router.admin_port is not None:
+            ports["admin_port"] = self.router.admin_port
         for name, pool in (("prefill", self.prefill), ("decode", self.decode)):
             for index in range(pool.replicas):
                 ports[f"{name}.port + {index}"] = pool.port + index
@@ -292,11 +332,20 @@ def _contradictions(config: ClusterConfig) -> Iterator[str]:
         yield "secret and secret_file are both set: keep one"
     if router.remote_prefill == "always" and config.prefill.replicas == 0:
         yield "router.remote_prefill is always, but prefill.replicas is 0"
+    if router.api_keys_file is not None and router.trust_tenant_header:
+        yield "router.api_keys_file and router.trust_tenant_header are both set: a key says whose tenant it is"
     if router.queue_timeout_seconds > router.request_timeout_seconds:
         yield (
             f"router.queue_timeout_seconds ({router.queue_timeout_seconds:g}) is longer than "
             f"router.request_timeout_seconds ({router.request_timeout_seconds:g})"
         )
+    tls = config.tls
+    if (tls.cert_file is None) != (tls.key_file is None):
+        yield "tls.cert_file and tls.key_file go together: set both, or neither"
+    if tls.client_ca_file is not None and tls.cert_file is None:
+        yield "tls.client_ca_file is set without tls.cert_file: only a TLS server can ask for certificates"
+    if tls.client_ca_file is not None and router.admin_port is None:
+        yield "tls.client_ca_file is set without router.admin_port: health checks have no certificate to show"
     for name, pool in (("prefill", config.prefill), ("decode", config.decode)):
         if pool.blocks is not None and pool.memory_gib is not None:
             yield f"{name}.blocks and {name}.memory_gib are both set: one follows from the other, keep one"

@@ -25,7 +25,7 @@ from whalepod.core.errors import UnavailableError
 from whalepod.core.ids import RankId, mint_cluster_secret
 
 from .child_process import SupervisedChild
-from .config import ClusterConfig, join_address
+from .config import ClusterConfig
 from .embedded_redis import EmbeddedRedis, EmbeddedRedisSettings
 from .janitor import Janitor
 from .pools import RankPools, rank_places
@@ -87,9 +87,8 @@ class LocalCluster:
 
     @property
     def http_url(self) -> str:
-        """Where this machine reaches the router."""
-        host = self.config.host if self.config.host not in ("0.0.0.0", "::") else "127.0.0.1"
-        return "http://" + join_address(host, self.config.router.http_port)
+        """Where this machine's clients reach the router."""
+        return self.config.public_url
 
     async def start(self) -> None:
         """Start everything; nothing is ready yet. Raises ConfigError."""
@@ -120,7 +119,8 @@ class LocalCluster:
         deadline = Deadline.after(timeout_s)
         wanted = {place.rank_id for place in rank_places(self.config)}
         told: set[RankId] = set()
-        async with self._watching_ranks() as watcher, httpx.AsyncClient(trust_env=False) as client:
+        async with self._watching_ranks() as watcher, httpx.AsyncClient(trust_env=False, verify=False) as client:
+            # Our own child on our own machine is asked how it is; its certificate is for clients.
             while True:
                 await self.raise_failure()
                 for rank_id in sorted(set(watcher.ranks) - told):
@@ -169,7 +169,7 @@ class LocalCluster:
 
     async def _router_is_ready(self, client: httpx.AsyncClient) -> bool:
         try:
-            return (await client.get(f"{self.http_url}/readyz", timeout=2.0)).status_code == 200
+            return (await client.get(f"{self.config.operator_url}/readyz", timeout=2.0)).status_code == 200
         except httpx.HTTPError:
             return False
 

@@ -6,6 +6,7 @@ ServingError
             ContextLengthError
         ModelNotFoundError
         AuthenticationError
+        ForbiddenError          who asks is known, and may not
     UnavailableError        ours, worth trying elsewhere
         CapacityError           full now
         WorkerLostError         a process or link died
@@ -50,6 +51,10 @@ class ModelNotFoundError(RequestError):
 
 class AuthenticationError(RequestError):
     """A missing or wrong key, ticket or registration."""
+
+
+class ForbiddenError(RequestError):
+    """A good key that was not made for this."""
 
 
 class UnavailableError(ServingError):

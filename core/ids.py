@@ -34,3 +34,8 @@ def mint_nonce() -> bytes:
 def mint_cluster_secret() -> str:
     """64 hexadecimal digits, for a cluster that was not given a secret."""
     return secrets.token_hex(32)
+
+
+def mint_api_key() -> str:
+    """A key for one client: 256 random bits, recognisable by its first letters where it should not be."""
+    return "wp-" + secrets.token_urlsafe(32)

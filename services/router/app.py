@@ -19,10 +19,12 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from whalepod import __version__
+from whalepod.cluster.api_keys import Scope
 from whalepod.core.errors import InternalError, ServingError
 from whalepod.core.ids import mint_request_id
 from whalepod.model.protocols import MESSAGES, RESPONSES, Protocol
 
+from .authentication import Authenticator
 from .chat import ChatRequest, parse_chat
 from .chat_http import chat_answer, chat_frames
 from .completions import parse_completion
@@ -45,8 +47,8 @@ from .openapi import openapi_document
 from .readiness import Readiness, generates_a_token
 from .request_record import OK, RequestRecord, recorded
 from .router_metrics import RouterGauges, exposition
-from .tenancy import principal_from_headers
 from .token_endpoints import detokenize, tokenize
+from .usage_log import UsageLog
 
 log = logging.getLogger(__name__)
 
@@ -64,16 +66,28 @@ class HttpCall:
 
 
 Answer = Response | EventStream
+Page = Callable[[Request], Awaitable[Response]]
 Endpoint = Callable[[HttpCall], Awaitable[Answer]]
 
 
 class HttpFront:
     """The endpoints of one router."""
 
-    def __init__(self, front: FrontDoor, readiness: Readiness, *, trust_tenant_header: bool = False) -> None:
+    def __init__(
+        self,
+        front: FrontDoor,
+        readiness: Readiness,
+        *,
+        authenticator: Authenticator,
+        usage_log: UsageLog | None = None,
+        operators_apart: bool = False,
+    ) -> None:
+        """`operators_apart`: what only operators need is in `admin_app` alone."""
         self._front = front
         self._readiness = readiness
-        self._trust_tenant_header = trust_tenant_header
+        self._authenticator = authenticator
+        self._usage_log = usage_log
+        self._operators_apart = operators_apart
         self._created = front.clock.unix_ms() // 1000
         self._gauges = RouterGauges(
             running=lambda: front.admission.running,
@@ -82,7 +96,7 @@ class HttpFront:
         )
 
     def app(self) -> ASGIApp:
-        alive, ready = ("/livez", "/live", "/liveness"), ("/readyz", "/ready", "/readiness", "/health")
+        """What clients are served."""
         post = {
             "/v1/completions": self._generating("completions", self._completions),
             "/v1/chat/completions": self._generating("chat_completions", self._chat),
@@ -92,28 +106,54 @@ class HttpFront:
             "/tokenize": self._generating("tokenize", self._tokenize),
             "/detokenize": self._generating("detokenize", self._detokenize),
         }
-        get: dict[str, Callable[[Request], Awaitable[Response]]] = {
-            "/v1/models": self._models,
-            "/v1/models/{model:path}": self._model,
-            "/version": self._version,
-            "/metrics": self._metrics,
-            "/workers": self._workers,
-            "/health_generate": self._health_generate,
+        get = {
+            "/v1/models": self._for(self._models, "generate"),
+            "/v1/models/{model:path}": self._for(self._model, "generate"),
             "/openapi.json": self._openapi,
-            **dict.fromkeys(alive, self._livez),
-            **dict.fromkeys(ready, self._readyz),
+            **self._health(),
+            **({} if self._operators_apart else self._operators(needs_key=True)),
         }
-        routes = [Route(path, endpoint, methods=["POST"]) for path, endpoint in post.items()]
-        routes += [Route(path, endpoint, methods=["GET"]) for path, endpoint in get.items()]
-        return HeaderMiddleware(Starlette(routes=routes, exception_handlers={HTTPException: _refused_by_routing}))
+        return _application(post, get)
+
+    def admin_app(self) -> ASGIApp:
+        """What operators are served, on a port that clients do not reach."""
+        return _application({}, {**self._health(), **self._operators(needs_key=False)})
+
+    def _health(self) -> dict[str, Page]:
+        alive, ready = ("/livez", "/live", "/liveness"), ("/readyz", "/ready", "/readiness", "/health")
+        return {"/version": self._version, **dict.fromkeys(alive, self._livez), **dict.fromkeys(ready, self._readyz)}
+
+    def _operators(self, *, needs_key: bool) -> dict[str, Page]:
+        def guarded(page: Page) -> Page:
+            return self._for(page, "admin") if needs_key else page
+
+        return {
+            "/metrics": self._metrics,
+            "/workers": guarded(self._workers),
+            "/health_generate": guarded(self._health_generate),
+        }
+
+    def _for(self, page: Page, scope: Scope) -> Page:
+        """`page`, for those whose key has the scope."""
+
+        async def serve(request: Request) -> Response:
+            try:
+                self._authenticator.principal(request.headers, scope=scope)
+            except ServingError as error:
+                return error_response(error)
+            return await page(request)
+
+        return serve
 
     def _generating(
         self, name: str, endpoint: Endpoint, errors: ErrorForm = OPENAI_ERRORS
     ) -> Callable[[Request], Awaitable[Answer]]:
         async def serve(request: Request) -> Answer:
-            record = RequestRecord(name, request.headers[REQUEST_ID_HEADER], clock=self._front.clock)
+            request_id = request.headers[REQUEST_ID_HEADER]
+            record = RequestRecord(name, request_id, clock=self._front.clock, usage_log=self._usage_log)
             try:
-                principal = principal_from_headers(request.headers, trust_tenant_header=self._trust_tenant_header)
+                principal = self._authenticator.principal(request.headers)
+                record.note_principal(principal)
                 caller = self._front.caller(principal, traceparent=request.headers.get("traceparent", ""))
                 body, length = await read_json_object(request, bytes_max=BODY_BYTES_MAX)
                 answer = await endpoint(HttpCall(request, body, length, caller, record, errors))
@@ -227,6 +267,12 @@ class HttpFront:
             "owned_by": "whalepod",
             "max_model_len": self._front.context_tokens_max,
         }
+
+
+def _application(post: Mapping[str, Callable[[Request], Awaitable[Answer]]], get: Mapping[str, Page]) -> ASGIApp:
+    routes = [Route(path, endpoint, methods=["POST"]) for path, endpoint in post.items()]
+    routes += [Route(path, endpoint, methods=["GET"]) for path, endpoint in get.items()]
+    return HeaderMiddleware(Starlette(routes=routes, exception_handlers={HTTPException: _refused_by_routing}))
 
 
 async def _stream(call: HttpCall, frames: AsyncGenerator[bytes, None]) -> EventStream:

@@ -14,6 +14,8 @@ from whalepod.core.errors import InvalidFieldError
 from whalepod.engine.interface import Fidelity
 from whalepod.engine.sampling_params import SamplingParams
 
+from .tenancy import USER_CHARS_MAX
+
 TEMPERATURE_MAX = 2.0
 STOP_STRINGS_MAX = 16
 STOP_CHARS_MAX = 1024
@@ -95,10 +97,17 @@ class ServingBody(BaseModel):
     cache_salt: str | None = None
     fidelity: Literal["fast", "exact"] | None = None
     priority: int = 0
-    user: str | None = None
 
     def fidelity_or(self, default: Fidelity) -> Fidelity:
         return Fidelity(self.fidelity) if self.fidelity is not None else default
+
+
+class UserBody(BaseModel):
+    """Whom the client answers for: its prefixes are shared with nobody else's."""
+
+    model_config = _STRICT
+
+    user: str | None = Field(default=None, max_length=USER_CHARS_MAX)
 
 
 class SeedBody(BaseModel):

@@ -13,7 +13,7 @@ from whalepod.model.prompt import ChatPrompt
 from whalepod.model.protocols import CHAT, MESSAGES, RESPONSES, Protocol
 
 from .answer_format import AnswerFormat, chat_format
-from .body_models import SamplingBody, SeedBody, ServingBody, parse_body, refuse_fields
+from .body_models import SamplingBody, SeedBody, ServingBody, UserBody, parse_body, refuse_fields
 from .chat_choice import ChatDelta, ChatEnd, stream_chat
 from .front_door import Caller, FrontDoor
 from .merging import merge
@@ -61,6 +61,7 @@ class ChatRequest:
     stream: bool
     return_token_ids: bool
     protocol: Protocol = CHAT
+    user: str | None = None
     seed: int | None = None
     """Where the prompt layer reads none."""
 
@@ -88,6 +89,7 @@ def parse_chat(body: Mapping[str, Any], front: FrontDoor, *, body_chars: int, pr
         stream=serving.stream,
         return_token_ids=serving.return_token_ids,
         protocol=protocol,
+        user=parse_body(UserBody, {"user": protocol.user(body)}).user,
         seed=None if protocol is CHAT else parse_body(SeedBody, body).seed,
     )
 
@@ -115,7 +117,7 @@ async def open_chat(
             starts_after = front.language.think_end_id if prompt.reasons_first else None
             sampling = answer_format.applied_to(sampling, starts_after=starts_after)
         jobs = await front.jobs(
-            caller,
+            caller.on_behalf_of(request.user),
             prompt.prompt_ids,
             sampling,
             fidelity=request.fidelity,

@@ -12,7 +12,7 @@ from whalepod.engine.interface import Fidelity, FinishReason
 from whalepod.engine.sampling_params import SamplingParams
 
 from .answer_format import AnswerFormat, only_one, response_format, vllm_format
-from .body_models import CHOICES_MAX, CompletionBody, SamplingBody, ServingBody, parse_body, refuse_fields
+from .body_models import CHOICES_MAX, CompletionBody, SamplingBody, ServingBody, UserBody, parse_body, refuse_fields
 from .front_door import Caller, FrontDoor
 from .merging import merge
 from .prompts import Prompt, TextPrompt, parse_prompts
@@ -37,6 +37,7 @@ class CompletionRequest:
     text: TextOptions
     fidelity: Fidelity
     cache_salt: str | None
+    user: str | None
     echo: bool
     stream: bool
     include_usage: bool
@@ -94,6 +95,7 @@ def parse_completion(body: Mapping[str, Any], front: FrontDoor) -> CompletionReq
         text=TextOptions(fields.stop_strings, fields.include_stop_str_in_output, fields.skip_special_tokens),
         fidelity=serving.fidelity_or(front.model.fidelity_default),
         cache_salt=serving.cache_salt,
+        user=parse_body(UserBody, body).user,
         echo=fields.echo,
         stream=serving.stream,
         include_usage=serving.stream_options.include_usage,
@@ -137,7 +139,7 @@ async def _choices_of(
         front.check_fidelity(request.fidelity)
         return [_nothing(len(prompt.ids)) for _ in range(request.choices_each)]
     jobs = await front.jobs(
-        caller,
+        caller.on_behalf_of(request.user),
         prompt.ids,
         request.sampling,
         fidelity=request.fidelity,

@@ -60,6 +60,10 @@ class Caller:
     deadline: Deadline
     traceparent: str = ""
 
+    def on_behalf_of(self, user: str | None) -> Caller:
+        """The same for one of its users."""
+        return replace(self, principal=self.principal.on_behalf_of(user))
+
 
 class FrontDoor:
     """For one event loop."""

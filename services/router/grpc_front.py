@@ -15,6 +15,7 @@ from grpc_reflection.v1alpha import reflection
 
 from whalepod.cluster.error_codes import status_of_error
 from whalepod.cluster.grpc_options import server_options
+from whalepod.cluster.tls import ServerTls
 from whalepod.cluster.wire import FINISH_REASONS, fidelity_from_proto, sampling_from_proto
 from whalepod.core.errors import ConfigError, InternalError, InvalidFieldError, ServingError
 from whalepod.core.ids import mint_request_id
@@ -23,6 +24,7 @@ from whalepod.rpc.common.v1 import common_pb2
 from whalepod.rpc.router.v1 import router_pb2, router_pb2_grpc
 
 from .answer_format import AnswerFormat
+from .authentication import Authenticator
 from .body_models import STOP_CHARS_MAX, STOP_STRINGS_MAX, check_token_ids
 from .chat import ChatRequest, parse_chat
 from .chat_http import chat_answer, chat_chunks
@@ -34,9 +36,9 @@ from .http_headers import REQUEST_ID_BYTES_MAX, REQUEST_ID_HEADER
 from .job import Job, Route
 from .prompts import IdsPrompt, Prompt, TextPrompt
 from .request_record import OK, RequestRecord, recorded
-from .tenancy import principal_from_headers
 from .text_choice import TextDelta, TextEnd, TextOptions, stream_text
 from .usage import Usage
+from .usage_log import UsageLog
 
 log = logging.getLogger(__name__)
 
@@ -48,9 +50,10 @@ Context = grpc.aio.ServicerContext[Any, Any]
 class RouterServicer(router_pb2_grpc.RouterServiceServicer):
     """A call that is cancelled stops its request on every rank; a call's own deadline shortens ours."""
 
-    def __init__(self, front: FrontDoor, *, trust_tenant_header: bool = False) -> None:
+    def __init__(self, front: FrontDoor, *, authenticator: Authenticator, usage_log: UsageLog | None = None) -> None:
         self._front = front
-        self._trust_tenant_header = trust_tenant_header
+        self._authenticator = authenticator
+        self._usage_log = usage_log
 
     async def Generate(  # noqa: N802  the RPC's name
         self, request: router_pb2.GenerateRequest, context: Context
@@ -149,10 +152,12 @@ class RouterServicer(router_pb2_grpc.RouterServiceServicer):
     async def _call(self, context: Context, endpoint: str) -> AsyncGenerator[tuple[Caller, RequestRecord], None]:
         """Who calls, and a record that ends with the call. A ServingError inside becomes the call's status."""
         headers = _headers(context)
-        record = RequestRecord(endpoint, headers[REQUEST_ID_HEADER], clock=self._front.clock)
+        request_id = headers[REQUEST_ID_HEADER]
+        record = RequestRecord(endpoint, request_id, clock=self._front.clock, usage_log=self._usage_log)
         try:
             await context.send_initial_metadata(((REQUEST_ID_HEADER, record.request_id),))
-            principal = principal_from_headers(headers, trust_tenant_header=self._trust_tenant_header)
+            principal = self._authenticator.principal(headers)
+            record.note_principal(principal)
             yield (
                 self._front.caller(
                     principal, timeout_s=context.time_remaining(), traceparent=headers.get("traceparent", "")
@@ -176,18 +181,20 @@ class RouterServicer(router_pb2_grpc.RouterServiceServicer):
 class GrpcFront:
     """The public gRPC server of one router: `RouterService`, health and reflection."""
 
-    def __init__(self, front: FrontDoor, *, trust_tenant_header: bool = False) -> None:
+    def __init__(self, front: FrontDoor, *, authenticator: Authenticator, usage_log: UsageLog | None = None) -> None:
         self._server = grpc.aio.server(options=server_options())
         self._health = health.aio.HealthServicer()  # pyright: ignore[reportAttributeAccessIssue]  # set at import
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
-        servicer = RouterServicer(front, trust_tenant_header=trust_tenant_header)
+        servicer = RouterServicer(front, authenticator=authenticator, usage_log=usage_log)
         router_pb2_grpc.add_RouterServiceServicer_to_server(servicer, self._server)
         names = (SERVICE_NAME, health.SERVICE_NAME, reflection.SERVICE_NAME)
         reflection.enable_server_reflection(names, self._server)
 
-    def bind(self, address: str) -> int:
+    def bind(self, address: str, *, tls: ServerTls | None = None) -> int:
         """Returns the port. Raises ConfigError if it is taken."""
         try:
+            if tls is not None:
+                return self._server.add_secure_port(address, tls.grpc_credentials())
             return self._server.add_insecure_port(address)
         except RuntimeError:
             raise ConfigError(f"the router cannot listen on {address} (router.grpc_port): is it in use?") from None

@@ -15,6 +15,7 @@ from whalepod.core.errors import (
     CapacityError,
     ContextLengthError,
     DeadlineError,
+    ForbiddenError,
     InternalError,
     InvalidFieldError,
     ModelNotFoundError,
@@ -60,6 +61,7 @@ HTTP_ERRORS: Mapping[type[ServingError], HttpError] = {
     ContextLengthError: HttpError(400, "invalid_request_error", "context_length_exceeded"),
     ModelNotFoundError: HttpError(404, "invalid_request_error", "model_not_found"),
     AuthenticationError: HttpError(401, "authentication_error", "invalid_api_key"),
+    ForbiddenError: HttpError(403, "permission_error", "forbidden"),
     BodyTooLargeError: HttpError(413, "invalid_request_error", "request_too_large"),
     BodyTooSlowError: HttpError(408, "invalid_request_error", "request_timeout"),
     HeadersTooLargeError: HttpError(431, "invalid_request_error", "headers_too_large"),
@@ -134,6 +136,8 @@ def error_response(error: ServingError, form: ErrorForm = OPENAI_ERRORS) -> Resp
     """`Retry-After` comes with 429 and 503."""
     entry = http_error_of(error)
     headers: dict[str, str] = {}
+    if entry.status == 401:
+        headers["www-authenticate"] = "Bearer"
     if entry.status in (429, 503):
         seconds = getattr(error, "retry_after_s", None) or RETRY_AFTER_S
         headers["retry-after"] = str(max(1, math.ceil(seconds)))

@@ -9,27 +9,24 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
-from collections.abc import Callable
-
-import uvicorn
-from starlette.types import ASGIApp
+from collections.abc import Callable, Sequence
 
 from whalepod.cluster.config import ClusterConfig, join_address
 from whalepod.cluster.registry import RegistryWatcher
+from whalepod.cluster.tls import ServerTls
 from whalepod.core.clock import SYSTEM_CLOCK, Clock
 from whalepod.core.errors import ConfigError
 from whalepod.model.config import ModelConfig
 
 from .app import HttpFront
+from .authentication import Authenticator
 from .grpc_front import GrpcFront
-from .http_protocol import BoundedHttpProtocol
+from .http_server import CLOSE_GRACE_S, bind_http, http_server
 from .readiness import Readiness
 from .router_parts import RouterParts, load_language, store_connector
+from .usage_log import UsageLog
 
 log = logging.getLogger(__name__)
-
-CLOSE_GRACE_S = 1.0
-"""What answers that are still being sent get when draining is over."""
 
 
 async def run_router(
@@ -44,12 +41,13 @@ async def run_router(
     `on_ready` is called when both fronts listen; the ranks may still be starting. Raises ConfigError or
     CheckpointError before serving.
     """
-    listener = _bind_http(config)
+    listeners = _bind_http(config)
     try:
         router = RouterProcess(config, clock=clock)
-        await router.serve(listener, stop=stop, on_ready=on_ready)
+        await router.serve(listeners, stop=stop, on_ready=on_ready)
     finally:
-        listener.close()
+        for listener in listeners:
+            listener.close()
 
 
 class RouterProcess:
@@ -77,14 +75,30 @@ class RouterProcess:
             needs_prefill=config.prefill.replicas > 0 and config.router.remote_prefill != "never",
             registry_ok=lambda: self._watcher.redis_ok,
         )
-        trust = config.router.trust_tenant_header
-        self._grpc = GrpcFront(self._parts.front, trust_tenant_header=trust)
-        self._grpc.bind(join_address(config.host, config.router.grpc_port))
-        app = HttpFront(self._parts.front, self._readiness, trust_tenant_header=trust).app()
-        self._http = http_server(app)
+        tls = _server_tls(config)
+        authenticator = Authenticator.from_settings(config.router, clock=clock)
+        self._usage_log = UsageLog(config.router.usage_file) if config.router.usage_file else None
+        self._grpc = GrpcFront(self._parts.front, authenticator=authenticator, usage_log=self._usage_log)
+        self._grpc.bind(join_address(config.host, config.router.grpc_port), tls=tls)
+        front = HttpFront(
+            self._parts.front,
+            self._readiness,
+            authenticator=authenticator,
+            usage_log=self._usage_log,
+            operators_apart=config.router.admin_port is not None,
+        )
+        self._http = [http_server(front.app(), tls=tls)]
+        if config.router.admin_port is not None:
+            self._http.append(http_server(front.admin_app()))
 
-    async def serve(self, listener: socket.socket, *, stop: asyncio.Event, on_ready: Callable[[], None] | None) -> None:
-        http = asyncio.create_task(self._http.serve(sockets=[listener]), name="http")
+    async def serve(
+        self, listeners: Sequence[socket.socket], *, stop: asyncio.Event, on_ready: Callable[[], None] | None
+    ) -> None:
+        """`listeners`: of the public port, and of the operators' port if it has one of its own."""
+        http = [
+            asyncio.create_task(server.serve(sockets=[listener]), name="http")
+            for server, listener in zip(self._http, listeners, strict=True)
+        ]
         try:
             await self._watcher.start()
             await self._grpc.start()
@@ -96,18 +110,21 @@ class RouterProcess:
             )
             if on_ready is not None:
                 on_ready()
-            await _first_of(stop, http)
+            await _first_of(stop, *http)
             await self._drain(router.drain_seconds)
         finally:
-            self._http.should_exit = True
-            await asyncio.gather(http, return_exceptions=True)
+            for server in self._http:
+                server.should_exit = True
+            await asyncio.gather(*http, return_exceptions=True)
             await self._grpc.stop(grace_s=CLOSE_GRACE_S)
             await self._parts.close()
             self._parts.front.language.close()
             await self._watcher.stop()
+            if self._usage_log is not None:
+                await asyncio.to_thread(self._usage_log.close)
 
-    async def _until_listening(self, http: asyncio.Task[None]) -> None:
-        while not self._http.started and not http.done():
+    async def _until_listening(self, http: Sequence[asyncio.Task[None]]) -> None:
+        while not all(server.started for server in self._http) and not any(task.done() for task in http):
             await asyncio.sleep(0.005)
 
     async def _drain(self, seconds: float) -> None:
@@ -123,41 +140,33 @@ class RouterProcess:
             log.warning("draining took too long", extra={"requests": admission.running})
 
 
-def http_server(app: ASGIApp) -> uvicorn.Server:
-    """An HTTP server for `app`; `serve(sockets=[…])` runs it until `should_exit` is set."""
-    logging.getLogger("uvicorn.error").setLevel(logging.WARNING)  # it tells of every start and stop; so do we
-    return uvicorn.Server(
-        uvicorn.Config(
-            app,
-            http=BoundedHttpProtocol,
-            ws="none",
-            lifespan="off",
-            log_config=None,
-            access_log=False,
-            server_header=False,
-            timeout_graceful_shutdown=max(1, int(CLOSE_GRACE_S)),
-        )
-    )
-
-
-async def _first_of(stop: asyncio.Event, http: asyncio.Task[None]) -> None:
+async def _first_of(stop: asyncio.Event, *http: asyncio.Task[None]) -> None:
     stopping = asyncio.ensure_future(stop.wait())
     try:
-        await asyncio.wait((stopping, http), return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait((stopping, *http), return_when=asyncio.FIRST_COMPLETED)
     finally:
         stopping.cancel()
 
 
-def _bind_http(config: ClusterConfig) -> socket.socket:
-    """Raises ConfigError if the port is taken."""
-    host, port = config.host, config.router.http_port
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listener = socket.socket(family, socket.SOCK_STREAM)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+def _bind_http(config: ClusterConfig) -> list[socket.socket]:
+    """Raises ConfigError if a port is taken."""
+    router = config.router
+    ports = [(router.http_port, "router.http_port")]
+    if router.admin_port is not None:
+        ports.append((router.admin_port, "router.admin_port"))
+    listeners: list[socket.socket] = []
     try:
-        listener.bind((host, port))
-    except OSError as error:
-        listener.close()
-        address = join_address(host, port)
-        raise ConfigError(f"the router cannot listen on {address} (router.http_port): {error.strerror}") from None
-    return listener
+        for port, setting in ports:
+            listeners.append(bind_http(config.host, port, setting=setting))
+    except ConfigError:
+        for listener in listeners:
+            listener.close()
+        raise
+    return listeners
+
+
+def _server_tls(config: ClusterConfig) -> ServerTls | None:
+    tls = config.tls
+    if tls.cert_file is None or tls.key_file is None:
+        return None
+    return ServerTls(cert_file=tls.cert_file, key_file=tls.key_file, client_ca_file=tls.client_ca_file)

@@ -14,7 +14,9 @@ from whalepod.core.errors import ServingError
 from .admission import QueueFullError
 from .job import Route
 from .router_metrics import REQUEST_SECONDS, REQUESTS
+from .tenancy import Principal
 from .usage import Usage
+from .usage_log import UsageLog, UsageRecord
 
 log = logging.getLogger(__name__)
 
@@ -23,20 +25,26 @@ T = TypeVar("T")
 OK = "ok"
 CLIENT_GONE = "cancelled"
 INTERNAL = "internal"
+UNAUTHENTICATED = "authentication"
 
 
 class RequestRecord:
     """Ends once: the first outcome counts."""
 
-    def __init__(self, endpoint: str, request_id: str, *, clock: Clock) -> None:
+    def __init__(self, endpoint: str, request_id: str, *, clock: Clock, usage_log: UsageLog | None = None) -> None:
         """`request_id` is the client's, or ours where it gave none: it is what both sides will search for."""
         self.endpoint = endpoint
         self.request_id = request_id
         self._clock = clock
         self._started_s = clock.monotonic_s()
         self._usage = Usage()
+        self._usage_log = usage_log
+        self._principal = Principal()
         self._route: Route | None = None
         self._ended = False
+
+    def note_principal(self, principal: Principal) -> None:
+        self._principal = principal
 
     def note_result(self, usage: Usage, route: Route | None) -> None:
         self._usage = usage
@@ -52,6 +60,7 @@ class RequestRecord:
         fields: dict[str, object] = {
             "request": self.request_id,
             "endpoint": self.endpoint,
+            "tenant": self._principal.tenant,
             "outcome": outcome,
             "seconds": round(seconds, 4),
             "prompt_tokens": self._usage.prompt_tokens,
@@ -65,6 +74,17 @@ class RequestRecord:
                 "attempts": self._route.attempts,
             }
         log.info("request", extra=fields)
+        if self._usage_log is not None and outcome != UNAUTHENTICATED:
+            self._usage_log.write(
+                UsageRecord(
+                    time_unix_ms=self._clock.unix_ms(),
+                    principal=self._principal,
+                    endpoint=self.endpoint,
+                    request_id=self.request_id,
+                    outcome=outcome,
+                    usage=self._usage,
+                )
+            )
 
     def end_with_error(self, error: ServingError) -> None:
         self.end("queue_full" if isinstance(error, QueueFullError) else kind_of_error(error))

@@ -1,16 +1,17 @@
 """Who asks, and with whom they share stored prefixes (`kvstore.md` §2.4).
 
-    salt = HMAC(cluster secret, frame("tenant") ‖ frame(tenant) [‖ frame(cache_salt)] [‖ epoch])
+    salt = HMAC(cluster secret, domain [‖ frame(cache_salt)] [‖ epoch])
+    domain = frame("tenant") ‖ frame(tenant)     or     frame("user") ‖ frame(tenant) ‖ frame(user)
 
-The tenant comes from the authenticated principal, never from the body: a client's `cache_salt` divides its own tenant
-further and reaches no other. The epoch is that of the tenant's last purge, 8 bytes: what was stored before is out of
-reach from then on, wherever it lies.
+The tenant comes from the authenticated principal, never from the body: a client's `user` and `cache_salt` divide its
+own tenant further and reach no other. The epoch is that of the tenant's last purge, 8 bytes: what was stored before is
+out of reach from then on, wherever it lies.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from whalepod.core.block_keys import frame
 from whalepod.core.credentials import ClusterSecret, Purpose
@@ -20,6 +21,7 @@ DEFAULT_TENANT = "default"
 TENANT_HEADER = "x-tenant-id"
 TENANT_CHARS_MAX = 128
 CACHE_SALT_CHARS_MAX = 1024
+USER_CHARS_MAX = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +29,14 @@ class Principal:
     """On whose behalf a request runs."""
 
     tenant: str = DEFAULT_TENANT
+    key_name: str = ""
+    """Of the API key; empty: none was needed."""
+    user: str = ""
+    """Whom the client answers for, by its own word; empty: it does not say."""
+
+    def on_behalf_of(self, user: str | None) -> Principal:
+        """The same, divided further: `user` has at most USER_CHARS_MAX characters."""
+        return replace(self, user=user or "")
 
 
 def principal_from_headers(headers: Mapping[str, str], *, trust_tenant_header: bool) -> Principal:
@@ -41,7 +51,8 @@ def principal_from_headers(headers: Mapping[str, str], *, trust_tenant_header: b
 
 def sharing_salt(secret: ClusterSecret, principal: Principal, cache_salt: str | None, *, epoch: int = 0) -> bytes:
     """32 bytes: the sharing domain of a request. Raises InvalidFieldError on an overlong `cache_salt`."""
-    domain = frame(b"tenant") + frame(principal.tenant.encode())
+    tenant, user = principal.tenant.encode(), principal.user.encode("utf-8", "surrogatepass")
+    domain = frame(b"user") + frame(tenant) + frame(user) if user else frame(b"tenant") + frame(tenant)
     if cache_salt:
         if len(cache_salt) > CACHE_SALT_CHARS_MAX:
             raise InvalidFieldError("cache_salt", f"cache_salt must have at most {CACHE_SALT_CHARS_MAX} characters")

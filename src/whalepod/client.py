@@ -81,23 +81,37 @@ class Ask:
 class Client:
     """Synchronous; safe to share between threads."""
 
-    def __init__(self, address: str = DEFAULT_ADDRESS, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
-        """`timeout_s` is the deadline of each call; the cluster's own may be shorter."""
+    def __init__(
+        self,
+        address: str = DEFAULT_ADDRESS,
+        *,
+        timeout_s: float = DEFAULT_TIMEOUT_S,
+        api_key: str | None = None,
+        tls: grpc.ChannelCredentials | None = None,
+    ) -> None:
+        """`timeout_s` is the deadline of each call; the cluster's own may be shorter. `tls`: as
+        `grpc.ssl_channel_credentials` makes it; None: plain text."""
         self._timeout_s = timeout_s
-        self._channel = grpc.insecure_channel(address, options=channel_options())
+        self._metadata = _metadata(api_key)
+        if tls is None:
+            self._channel = grpc.insecure_channel(address, options=channel_options())
+        else:
+            self._channel = grpc.secure_channel(address, tls, options=channel_options())
         self._stub: Any = router_pb2_grpc.RouterServiceStub(self._channel)
 
     def generate(self, prompt: str | Sequence[int], **options: Any) -> Generated:  # noqa: ANN401  fields of Ask
         """The whole answer. `options` are the other fields of `Ask`."""
         request = Ask(prompt, **options).to_proto()
         try:
-            return _whole(self._stub.Generate(request, timeout=self._timeout_s))
+            return _whole(self._stub.Generate(request, timeout=self._timeout_s, metadata=self._metadata))
         except grpc.RpcError as error:
             raise error_from_rpc(error) from error
 
     def stream(self, prompt: str | Sequence[int], **options: Any) -> Iterator[Generated]:  # noqa: ANN401
         """Deltas; the last one carries the finish reason and the counts."""
-        call = self._stub.GenerateStream(Ask(prompt, **options).to_proto(), timeout=self._timeout_s)
+        call = self._stub.GenerateStream(
+            Ask(prompt, **options).to_proto(), timeout=self._timeout_s, metadata=self._metadata
+        )
         try:
             for message in call:
                 yield _delta(message)
@@ -110,13 +124,15 @@ class Client:
         """A `chat.completion` object for the body of a `/v1/chat/completions` request."""
         request = router_pb2.ChatRequest(body_json=json.dumps(body))
         try:
-            return json.loads(self._stub.Chat(request, timeout=self._timeout_s).body_json)
+            return json.loads(self._stub.Chat(request, timeout=self._timeout_s, metadata=self._metadata).body_json)
         except grpc.RpcError as error:
             raise error_from_rpc(error) from error
 
     def chat_stream(self, body: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         """`chat.completion.chunk` objects; the last one carries the usage."""
-        call = self._stub.ChatStream(router_pb2.ChatRequest(body_json=json.dumps(body)), timeout=self._timeout_s)
+        call = self._stub.ChatStream(
+            router_pb2.ChatRequest(body_json=json.dumps(body)), timeout=self._timeout_s, metadata=self._metadata
+        )
         try:
             for message in call:
                 yield json.loads(message.chunk_json)
@@ -138,23 +154,36 @@ class Client:
 class AsyncClient:
     """For one event loop."""
 
-    def __init__(self, address: str = DEFAULT_ADDRESS, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
-        """`timeout_s` is the deadline of each call; the cluster's own may be shorter."""
+    def __init__(
+        self,
+        address: str = DEFAULT_ADDRESS,
+        *,
+        timeout_s: float = DEFAULT_TIMEOUT_S,
+        api_key: str | None = None,
+        tls: grpc.ChannelCredentials | None = None,
+    ) -> None:
+        """As of `Client`."""
         self._timeout_s = timeout_s
-        self._channel = grpc.aio.insecure_channel(address, options=channel_options())
+        self._metadata = _metadata(api_key)
+        if tls is None:
+            self._channel = grpc.aio.insecure_channel(address, options=channel_options())
+        else:
+            self._channel = grpc.aio.secure_channel(address, tls, options=channel_options())
         self._stub: Any = router_pb2_grpc.RouterServiceStub(self._channel)
 
     async def generate(self, prompt: str | Sequence[int], **options: Any) -> Generated:  # noqa: ANN401  fields of Ask
         """The whole answer. `options` are the other fields of `Ask`."""
         request = Ask(prompt, **options).to_proto()
         try:
-            return _whole(await self._stub.Generate(request, timeout=self._timeout_s))
+            return _whole(await self._stub.Generate(request, timeout=self._timeout_s, metadata=self._metadata))
         except grpc.aio.AioRpcError as error:
             raise error_from_rpc(error) from error
 
     async def stream(self, prompt: str | Sequence[int], **options: Any) -> AsyncIterator[Generated]:  # noqa: ANN401
         """Deltas; the last one carries the finish reason and the counts."""
-        call = self._stub.GenerateStream(Ask(prompt, **options).to_proto(), timeout=self._timeout_s)
+        call = self._stub.GenerateStream(
+            Ask(prompt, **options).to_proto(), timeout=self._timeout_s, metadata=self._metadata
+        )
         try:
             async for message in call:
                 yield _delta(message)
@@ -167,14 +196,16 @@ class AsyncClient:
         """A `chat.completion` object for the body of a `/v1/chat/completions` request."""
         request = router_pb2.ChatRequest(body_json=json.dumps(body))
         try:
-            response = await self._stub.Chat(request, timeout=self._timeout_s)
+            response = await self._stub.Chat(request, timeout=self._timeout_s, metadata=self._metadata)
         except grpc.aio.AioRpcError as error:
             raise error_from_rpc(error) from error
         return json.loads(response.body_json)
 
     async def chat_stream(self, body: Mapping[str, Any]) -> AsyncIterator[dict[str, Any]]:
         """`chat.completion.chunk` objects; the last one carries the usage."""
-        call = self._stub.ChatStream(router_pb2.ChatRequest(body_json=json.dumps(body)), timeout=self._timeout_s)
+        call = self._stub.ChatStream(
+            router_pb2.ChatRequest(body_json=json.dumps(body)), timeout=self._timeout_s, metadata=self._metadata
+        )
         try:
             async for message in call:
                 yield json.loads(message.chunk_json)
@@ -191,6 +222,10 @@ class AsyncClient:
 
     async def __aexit__(self, *_: object) -> None:
         await self.close()
+
+
+def _metadata(api_key: str | None) -> tuple[tuple[str, str], ...]:
+    return () if api_key is None else (("authorization", f"Bearer {api_key}"),)
 
 
 def _whole(message: router_pb2.GenerateResponse) -> Generated:

@@ -19,16 +19,19 @@ from starlette.types import ASGIApp
 from tests.services.router.fake_ranks import SECRET, FakeDecode, FakePrefill
 from whalepod.cluster.config import ClusterConfig
 from whalepod.cluster.registration import RankInfo
+from whalepod.cluster.tls import ServerTls
 from whalepod.core.ids import Incarnation, RankId
 from whalepod.model.config import ModelConfig
 from whalepod.model.tiny_checkpoint import SMALLEST, shipped_tokenizer, tiny_config_json
 from whalepod.services.router.app import HttpFront
+from whalepod.services.router.authentication import Authenticator
 from whalepod.services.router.front_door import FrontDoor
 from whalepod.services.router.grpc_front import GrpcFront
+from whalepod.services.router.http_server import http_server
 from whalepod.services.router.language import Language
-from whalepod.services.router.process import http_server
 from whalepod.services.router.readiness import Readiness
 from whalepod.services.router.router_parts import RouterParts, load_language
+from whalepod.services.router.usage_log import UsageLog
 
 FakeRank = FakeDecode | FakePrefill
 
@@ -130,13 +133,15 @@ async def running_router(
     parts = RouterParts(config, model_config, language, directory, connect_store=None)
     directory.on_change = parts.ranks_changed
     readiness = Readiness(parts.front, needs_prefill=config.prefill.replicas > 0, registry_ok=lambda: True)
-    trust = config.router.trust_tenant_header
-    grpc_front = GrpcFront(parts.front, trust_tenant_header=trust)
+    authenticator = Authenticator.from_settings(config.router)
+    usage_log = UsageLog(config.router.usage_file) if config.router.usage_file else None
+    grpc_front = GrpcFront(parts.front, authenticator=authenticator, usage_log=usage_log)
     grpc_port = grpc_front.bind("127.0.0.1:0")
     await grpc_front.start()
     checks = asyncio.create_task(_check_forever(directory))
     try:
-        async with serving(HttpFront(parts.front, readiness, trust_tenant_header=trust).app()) as port:
+        front = HttpFront(parts.front, readiness, authenticator=authenticator, usage_log=usage_log)
+        async with serving(front.app()) as port:
             url = f"http://127.0.0.1:{port}"
             async with httpx.AsyncClient(base_url=url, timeout=30.0, trust_env=False, verify=False) as http:
                 yield RouterUnderTest(parts.front, readiness, directory, http, port, f"127.0.0.1:{grpc_port}")
@@ -144,16 +149,18 @@ async def running_router(
         checks.cancel()
         await grpc_front.stop(grace_s=0)
         await parts.close()
+        if usage_log is not None:
+            usage_log.close()
         for rank in ranks:
             await rank.server.kill()
 
 
 @asynccontextmanager
-async def serving(app: ASGIApp) -> AsyncGenerator[int, None]:
+async def serving(app: ASGIApp, *, tls: ServerTls | None = None) -> AsyncGenerator[int, None]:
     """The app behind a real HTTP server; yields its port."""
     listener = socket.socket()
     listener.bind(("127.0.0.1", 0))
-    server = http_server(app)
+    server = http_server(app, tls=tls)
     task = asyncio.create_task(server.serve(sockets=[listener]))
     try:
         await until(lambda: server.started)

@@ -26,6 +26,7 @@ CASES = [
     (errors.ModelNotFoundError("x", "whale"), 404, "model_not_found"),
     (errors.AuthenticationError("no"), 401, "invalid_api_key"),
     (BodyTooLargeError("no"), 413, "request_too_large"),
+    (errors.ForbiddenError("no"), 403, "forbidden"),
     (BodyTooSlowError("x"), 408, "request_timeout"),
     (HeadersTooLargeError("x"), 431, "headers_too_large"),
     (MediaTypeError("no"), 415, "unsupported_media_type"),

@@ -5,20 +5,24 @@ from __future__ import annotations
 import asyncio
 import json
 import signal
+import socket
+import ssl
 import sys
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import grpc
 import httpx
 import pytest
 from pydantic import SecretStr
 
+from tests.cluster.certificates import Authority
 from tests.services.router.fake_ranks import SECRET, Behaviour, FakeDecode, FakePrefill, expected_ids
 from tests.services.router.router_under_test import FakeRank, router_config, until
 from whalepod.client import AsyncClient
-from whalepod.cluster.config import ClusterConfig
+from whalepod.cluster.config import ClusterConfig, TlsSettings
 from whalepod.cluster.embedded_redis import EmbeddedRedis, EmbeddedRedisSettings
 from whalepod.cluster.free_ports import with_free_ports
 from whalepod.cluster.registrar import Registrar
@@ -99,6 +103,37 @@ async def test_ranks_are_found_through_the_registry_and_served_over_both_fronts(
         assert answer["choices"][0]["token_ids"] == expected_ids(PROMPT, 5)
         async with AsyncClient(f"127.0.0.1:{config.router.grpc_port}") as grpc_client:
             assert list((await grpc_client.generate(PROMPT, max_tokens=5)).token_ids) == expected_ids(PROMPT, 5)
+
+
+async def test_clients_come_over_tls_with_certificates_and_operators_by_their_own_port(
+    config: ClusterConfig, tmp_path: Path
+) -> None:
+    authority = Authority(tmp_path, "ca")
+    server, own = authority.issue("server"), authority.issue("client")
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        admin_port = int(probe.getsockname()[1])
+    router = config.router.model_copy(update={"admin_port": admin_port})
+    tls = TlsSettings(cert_file=server.cert, key_file=server.key, client_ca_file=authority.pem)
+    config = config.model_copy(update={"router": router, "tls": tls})
+    context = ssl.create_default_context(cafile=str(authority.pem))
+    context.load_cert_chain(own.cert, own.key)
+    credentials = grpc.ssl_channel_credentials(authority.pem.read_bytes(), own.key.read_bytes(), own.cert.read_bytes())
+    async with (
+        registered(config, [FakeDecode(), FakePrefill()]),
+        running(config),
+        httpx.AsyncClient(base_url=config.operator_url, trust_env=False) as operator,
+        httpx.AsyncClient(base_url=config.public_url, trust_env=False, verify=context) as client,
+        AsyncClient(f"127.0.0.1:{config.router.grpc_port}", tls=credentials) as grpc_client,
+    ):
+        await until_ready(operator)
+        answer = (await client.post("/v1/completions", json=body())).json()
+        assert answer["choices"][0]["token_ids"] == expected_ids(PROMPT, 5)
+        assert list((await grpc_client.generate(PROMPT, max_tokens=5)).token_ids) == expected_ids(PROMPT, 5)
+        for path in ("/metrics", "/workers"):
+            assert (await operator.get(path)).status_code == 200
+            assert (await client.get(path)).status_code == 404
+        assert (await operator.post("/v1/completions", json=body())).status_code == 404
 
 
 async def test_a_router_that_is_there_before_its_ranks_becomes_ready_with_them(config: ClusterConfig) -> None:

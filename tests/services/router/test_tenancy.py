@@ -29,8 +29,20 @@ def test_an_empty_cache_salt_is_none() -> None:
 
 def test_no_choice_of_names_makes_two_domains_meet() -> None:
     names = ["a", "ab", "abc", "tenant", "a\x00", "a\x01\x00\x00\x00b"]
-    salts = [sharing_salt(SECRET, Principal(name), salt) for name in names for salt in [None, *names]]
+    salts = [
+        sharing_salt(SECRET, Principal(name, user=user), salt)
+        for name in names
+        for user in ["", *names]
+        for salt in [None, *names]
+    ]
     assert len(set(salts)) == len(salts)
+
+
+def test_a_user_narrows_and_reaches_no_other_tenant() -> None:
+    assert sharing_salt(SECRET, A.on_behalf_of("u"), None) == sharing_salt(SECRET, A.on_behalf_of("u"), None)
+    assert sharing_salt(SECRET, A.on_behalf_of("u"), None) != sharing_salt(SECRET, A, None)
+    assert sharing_salt(SECRET, A.on_behalf_of("u"), None) != sharing_salt(SECRET, B.on_behalf_of("u"), None)
+    assert A.on_behalf_of("") == A.on_behalf_of(None) == A
 
 
 def test_another_cluster_has_other_salts() -> None:
