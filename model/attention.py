@@ -18,6 +18,7 @@ from whalepod.kernels.attention import sink_attention
 from whalepod.kernels.linear import grouped_linear
 from whalepod.kernels.rms_norm import rms_norm
 
+from . import packed_attention
 from .batch_plan import WindowPlan
 from .config import ModelConfig
 from .forward_pass import ForwardPass, Selection
@@ -53,7 +54,12 @@ class RowWriter:
         )
 
     def write(self, x: Tensor, run: ForwardPass) -> Tensor:
-        """x [rows, D], the normalised input. Returns the window pool of the layer's `WindowPlan`, [pool, head_dim]."""
+        """x [rows, D], the normalised input. Returns the window pool of the layer's `WindowPlan`, [pool, head_dim], or
+        where records stay packed that of its `PackedWindow`, [pool, record_bytes]."""
+        if run.plan.packed is not None:
+            if self.global_kv is not None:
+                packed_attention.write_entries(self.global_kv, x, run)
+            return packed_attention.write_window(self, x, run)
         row = rms_norm(self.kv(x), self.kv_norm, eps=self.eps)
         records = run.caches.formats.window.encode(run.rotary(compressed=self.compressed).rotate(row))
         if self.global_kv is not None:
@@ -115,10 +121,14 @@ class Attention:
     def in_layer(self, x: Tensor, window_pool: Tensor, run: ForwardPass) -> Tensor:
         """x [rows, D] the normalised input, `window_pool` of `RowWriter.write` -> [rows, D]."""
         latent = rms_norm(self.query_down(x), self.query_norm, eps=self.eps)
+        if run.plan.packed is not None:
+            if self.indexer is not None:
+                run.selection = packed_attention.select(self.indexer, x, latent, run)
+            return self._project(packed_attention.look(self, latent, window_pool, run))
         if self.indexer is not None:
             run.selection = self.indexer.select(x, latent, run)
         window = from_pool(window_pool, run.window_plan(self.layer).index)
-        selection = run.selection if self.compressed else None
+        selection = run.selection if self.compressed and isinstance(run.selection, Selection) else None
         return self._attend(latent, run.rotary(compressed=self.compressed), window, selection)
 
     def in_draft_block(self, x: Tensor, window: Selection, angles: RotaryAngles) -> Tensor:

@@ -8,74 +8,20 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Self, TypeVar
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
-
-from whalepod.kernels.numerics import ROW_TILE
 
 from .batch import Segment
 from .caches import Caches
 from .config import ModelConfig
+from .packed_plan import PackedPlan
+from .plan_transfer import on_device
+from .rows import Ints, Rows, pad, ring_writes, runs
 
-Ints = NDArray[np.int64]
 Indices = TypeVar("Indices", Ints, Tensor)
-
-
-@dataclass(frozen=True, slots=True)
-class Rows:
-    """Some consecutive rows of each segment, one segment after the other, as layers compute them.
-
-    They are padded to whole tiles of the kernels by repeating the last row, whose copies compute what it computes and
-    are never written to a cache.
-    """
-
-    starts: Ints
-    """Position of each segment's first row."""
-    ends: Ints
-    """Position after its last row; not below `starts`."""
-    count: int
-    """Rows without padding."""
-    offsets: Ints
-    """Number of rows before each segment's."""
-    segments: Ints
-    """[padded rows] segment of each row."""
-    positions: Ints
-    """[padded rows]"""
-
-    @classmethod
-    def between(cls, starts: Ints, ends: Ints) -> Self:
-        segments, positions = _runs(starts, ends)
-        return cls(
-            starts=starts,
-            ends=ends,
-            count=len(positions),
-            offsets=np.cumsum(ends - starts) - (ends - starts),
-            segments=pad(segments),
-            positions=pad(positions),
-        )
-
-    def slices(self) -> list[slice]:
-        """Each segment's rows; the last segment's with the padding."""
-        bounds = [*self.offsets.tolist(), len(self.positions)]
-        return [slice(start, end) for start, end in pairwise(bounds)]
-
-
-def pad(rows: Ints) -> Ints:
-    """[rows] with the last one repeated up to whole tiles."""
-    missing = -len(rows) % ROW_TILE
-    return np.pad(rows, (0, missing), mode="edge") if missing else rows
-
-
-def _runs(starts: Ints, ends: Ints) -> tuple[Ints, Ints]:
-    """Which run each number of the runs starts[i] … ends[i] - 1 belongs to, and the numbers, run by run."""
-    counts = ends - starts
-    runs = np.repeat(np.arange(len(starts)), counts)
-    return runs, np.arange(len(runs)) + (starts - (np.cumsum(counts) - counts))[runs]
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +51,7 @@ class WindowPlan:
         index = keys + np.where(keys >= own[segments, None], own_base[segments, None], previous_base[segments, None])
         index[keys < lows[segments, None]] = 0
         previous = own[:, None] + np.arange(-before, 0)
-        kept, write_slots = _ring_writes(writers, slots, ring_rows)
+        kept, write_slots = ring_writes(writers, slots, ring_rows)
         return cls(
             previous=_tensor(slots[:, None] * ring_rows + previous % ring_rows).flatten(),
             index=_tensor(index),
@@ -141,13 +87,13 @@ class EntryPlan:
         """An entry is written if its last token is among `rows` and not below its segment's `write_starts`."""
         before, per_block = ratio - 1, block_tokens // ratio
         first = np.maximum(rows.starts // ratio, write_starts // ratio)
-        segments, numbers = _runs(first, np.maximum(rows.ends // ratio, first))
+        segments, numbers = runs(first, np.maximum(rows.ends // ratio, first))
         tokens = numbers[:, None] * ratio + np.arange(ratio)
         previous_base = np.arange(len(rows.starts)) * before - (rows.starts - before)
         own_base = len(rows.starts) * before + rows.offsets - rows.starts
         own = tokens >= rows.starts[segments, None]
         previous = rows.starts[:, None] + np.arange(-before, 0)
-        kept, write_slots = _ring_writes(rows, slots, ring_rows)
+        kept, write_slots = ring_writes(rows, slots, ring_rows)
         return cls(
             members=_tensor(tokens + np.where(own, own_base[segments, None], previous_base[segments, None])),
             positions=_tensor(numbers * ratio),
@@ -155,6 +101,58 @@ class EntryPlan:
             previous=_tensor(slots[:, None] * ring_rows + previous % ring_rows).flatten(),
             write_rows=_tensor(kept),
             write_slots=_tensor(write_slots),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class GatherPlan:
+    """Of a forward that gathers and decodes the records it looks at: the reference's way."""
+
+    tables: Tensor
+    """[segments, blocks] int64, short tables padded with 0."""
+    lower_window: WindowPlan
+    """Layers below the last KV source."""
+    source_window: WindowPlan
+    """The last KV source: every row is written, kept rows look, and see their full window."""
+    upper_window: WindowPlan
+    """Layers above it: kept rows only."""
+    entries: dict[int, EntryPlan]
+    """By ratio of a KV source."""
+
+    @classmethod
+    def build(
+        cls,
+        every: Rows,
+        kept: Rows,
+        *,
+        floors: Ints,
+        window_starts: Ints,
+        write_starts: Ints,
+        slots: Ints,
+        tables: Ints,
+        config: ModelConfig,
+        caches: Caches,
+    ) -> Self:
+        sizes = {"window": config.window, "ring_rows": caches.ring_rows}
+        trimmed = bool((kept.starts > every.starts).any())
+        lower = WindowPlan.build(every, every, window_starts, slots, **sizes)
+        return cls(
+            tables=_tensor(tables),
+            lower_window=lower,
+            source_window=WindowPlan.build(kept, every, window_starts, slots, **sizes) if trimmed else lower,
+            upper_window=WindowPlan.build(kept, kept, np.maximum(floors, window_starts), slots, **sizes),
+            entries={
+                ratio: EntryPlan.build(
+                    every,
+                    tables,
+                    write_starts,
+                    slots,
+                    ratio=ratio,
+                    block_tokens=caches.block_tokens,
+                    ring_rows=caches.group_ring_rows,
+                )
+                for ratio in {config.ratio(source) for source in config.kv_source_layer_ids}
+            },
         )
 
 
@@ -168,55 +166,54 @@ class BatchPlan:
     """[padded kept rows] which of all rows they are; None: all."""
     token_ids: Tensor
     """[padded rows] int64, of all rows."""
-    tables: Tensor
-    """[segments, blocks] int64, short tables padded with 0."""
-    lower_window: WindowPlan
-    """Layers below the last KV source."""
-    source_window: WindowPlan
-    """The last KV source: every row is written, kept rows look, and see their full window."""
-    upper_window: WindowPlan
-    """Layers above it: kept rows only."""
-    entries: dict[int, EntryPlan]
-    """By ratio of a KV source."""
+    positions: Tensor
+    """[padded rows] int64, of all rows."""
+    kept_positions: Tensor
     logit_rows: Tensor
     """Which of the kept rows need logits."""
+    records: GatherPlan | PackedPlan
+    """Where records are written and read: gathered and decoded, or packed where they lie."""
 
     @classmethod
-    def build(cls, segments: Sequence[Segment], config: ModelConfig, caches: Caches) -> Self:
+    def build(cls, segments: Sequence[Segment], config: ModelConfig, caches: Caches, *, packed: bool = False) -> Self:
+        """On the device of the caches."""
         starts, ends = _ints(s.start for s in segments), _ints(s.end for s in segments)
-        floors, window_starts = _ints(s.floor for s in segments), _ints(s.window_start for s in segments)
-        slots = _ints(s.slot for s in segments)
+        floors = _ints(s.floor for s in segments)
         every, kept = Rows.between(starts, ends), Rows.between(np.clip(floors, starts, ends), ends)
-        sizes = {"window": config.window, "ring_rows": caches.ring_rows}
-        lower = WindowPlan.build(every, every, window_starts, slots, **sizes)
         trimmed = bool((kept.starts > starts).any())
-        tables = _tables(segments, caches.block_tokens)
         logit_starts = _ints(s.end if s.logits_start is None else s.logits_start for s in segments)
-        return cls(
+        plan = cls(
             every=every,
             kept=kept,
             kept_index=_tensor(every.offsets[kept.segments] + kept.positions - starts[kept.segments])
             if trimmed
             else None,
             token_ids=_tensor(pad(_ints(token for s in segments for token in s.token_ids))),
-            tables=_tensor(tables),
-            lower_window=lower,
-            source_window=WindowPlan.build(kept, every, window_starts, slots, **sizes) if trimmed else lower,
-            upper_window=WindowPlan.build(kept, kept, np.maximum(floors, window_starts), slots, **sizes),
-            entries={
-                ratio: EntryPlan.build(
-                    every,
-                    tables,
-                    _ints(s.write_start for s in segments),
-                    slots,
-                    ratio=ratio,
-                    block_tokens=caches.block_tokens,
-                    ring_rows=caches.group_ring_rows,
-                )
-                for ratio in {config.ratio(source) for source in config.kv_source_layer_ids}
-            },
+            positions=_tensor(every.positions),
+            kept_positions=_tensor(kept.positions),
             logit_rows=_tensor(np.flatnonzero((kept.positions >= logit_starts[kept.segments])[: kept.count])),
+            records=(PackedPlan if packed else GatherPlan).build(
+                every,
+                kept,
+                floors=floors,
+                window_starts=_ints(s.window_start for s in segments),
+                write_starts=_ints(s.write_start for s in segments),
+                slots=_ints(s.slot for s in segments),
+                tables=_tables(segments, caches.block_tokens),
+                config=config,
+                caches=caches,
+            ),
         )
+        return on_device(plan, caches.device)
+
+    @property
+    def gather(self) -> GatherPlan:
+        assert isinstance(self.records, GatherPlan)
+        return self.records
+
+    @property
+    def packed(self) -> PackedPlan | None:
+        return self.records if isinstance(self.records, PackedPlan) else None
 
     def kept_rows(self, segment: int, start: int, count: int) -> Tensor:
         """Which of the kept rows are those of positions `start` … `start + count - 1` of a segment, by its place."""
@@ -227,12 +224,6 @@ class BatchPlan:
 def pool_rows(blocks: Indices, entries: Indices, entries_per_block: int) -> Indices:
     """Rows of a source's pools, flat over blocks, of `entries` that lie in `blocks`."""
     return blocks * entries_per_block + entries % entries_per_block
-
-
-def _ring_writes(rows: Rows, slots: Ints, ring_rows: int) -> tuple[Ints, Ints]:
-    """The rows that a ring keeps, the last `ring_rows` of each segment, and where, flat over slots."""
-    kept = np.flatnonzero((rows.positions >= rows.ends[rows.segments] - ring_rows)[: rows.count])
-    return kept, slots[rows.segments[kept]] * ring_rows + rows.positions[kept] % ring_rows
 
 
 def _tables(segments: Sequence[Segment], block_tokens: int) -> Ints:

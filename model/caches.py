@@ -101,6 +101,10 @@ class Caches:
         )
 
     @property
+    def device(self) -> torch.device:
+        return self.windows[0].device
+
+    @property
     def bytes_per_block(self) -> int:
         """Global KV and index keys of one block, over all sources."""
         return sum(pool[0].numel() for pools in (self.global_kv, self.index_keys) for pool in pools.values())

@@ -66,9 +66,10 @@ def load_tensors(
     role: ModelRole = ModelRole.FULL,
     dtype: torch.dtype = torch.bfloat16,
     wanted: Callable[[TensorSpec], bool] | None = None,
+    device: torch.device | str = "cpu",
 ) -> dict[str, Tensor]:
-    """Every tensor of `role` but the n-gram tables, by its name in the file, contiguous and in `dtype`. With `wanted`,
-    only the bytes of those tensors are read.
+    """Every tensor of `role` but the n-gram tables, by its name in the file, contiguous, in `dtype` and on `device`.
+    With `wanted`, only the bytes of those tensors are read.
 
     Mixing coefficients (`hc_*`), `attn_sink` and the routing biases are kept in at least float32.
     Raises CheckpointError naming tensors that are missing, unexpected, misshapen or of a dtype that they cannot have.
@@ -77,7 +78,9 @@ def load_tensors(
         specs = specs_for_role(config, role)
         files.check(specs, config)
         return {
-            spec.name: files.read(spec, config).to(torch.promote_types(dtype, torch.float32) if spec.float32 else dtype)
+            spec.name: files.read(spec, config).to(
+                device=device, dtype=torch.promote_types(dtype, torch.float32) if spec.float32 else dtype
+            )
             for spec in specs
             if spec.storage is not Storage.FP8_ROWS and (wanted is None or wanted(spec))
         }

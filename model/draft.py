@@ -22,14 +22,16 @@ from whalepod.kernels.numerics import wide_dtype
 from whalepod.kernels.rms_norm import rms_norm
 
 from .attention import from_pool
-from .batch_plan import Rows
 from .caches import Caches
 from .config import ModelConfig
 from .forward_pass import ForwardPass, Recorder, Selection
 from .layer import LayerTail
+from .packed_attention import put_records
+from .plan_transfer import on_device
 from .projection import Projection, Weights
 from .rotary import RotaryAngles
 from .routed_experts import MakeExperts
+from .rows import Rows
 
 Chooser = Callable[[int, Tensor], Tensor]
 """(number of the drafted token, its logits [anchors, vocab]) -> the chosen ids [anchors] int64."""
@@ -78,6 +80,8 @@ class DraftPlan:
     """Rows of a round, and what each sees: W context rows before the anchor, and all rows of its own block."""
 
     rows: Rows
+    positions: Tensor
+    """[rows]"""
     previous: Tensor
     """[anchors · W] rows of the draft rings, flat over slots."""
     index: Tensor
@@ -95,6 +99,7 @@ class DraftPlan:
         seen = np.concatenate((np.where(context >= lows[:, None], places, 0), own), axis=1)
         return cls(
             rows=rows,
+            positions=torch.from_numpy(rows.positions),
             previous=torch.from_numpy(slots[:, None] * ring_rows + context % ring_rows).flatten(),
             index=torch.from_numpy(seen[rows.segments]),
         )
@@ -189,14 +194,19 @@ class Drafter:
 
     def remember(self, run: ForwardPass) -> None:
         """Leave the kept rows of a forward, all of whose layers have run, in the draft windows."""
-        plan, caches = run.plan.upper_window, run.caches
+        caches = run.caches
         taps = torch.cat(run.taps, dim=1)
         run.record("target_hidden", taps)
         x = rms_norm(self.main(taps), self.main_norm, eps=self.config.rms_norm_eps)
         angles = run.rotary(compressed=False)
         for block in self.blocks:
-            ring = caches.draft_windows[block.number].flatten(0, 1)
-            ring[plan.write_slots] = block.records(x, angles, caches)[plan.write_rows]
+            ring = caches.draft_windows[block.number]
+            if run.plan.packed is not None:
+                window = run.plan.packed.upper_window
+                put_records(block.kv(x), block.kv_norm, angles, window, ring, eps=block.eps)
+            else:
+                plan = run.plan.gather.upper_window
+                ring.flatten(0, 1)[plan.write_slots] = block.records(x, angles, caches)[plan.write_rows]
 
     @torch.inference_mode()
     def draft(
@@ -215,8 +225,9 @@ class Drafter:
         """
         config, block = self.config, self.config.dspark_block_size
         plan = DraftPlan.build(anchors, window=config.window, block=block, ring_rows=caches.ring_rows)
+        plan = on_device(plan, caches.device)
         state = self._begin(anchors, plan, recorder)
-        angles = RotaryAngles.at(torch.from_numpy(plan.rows.positions), self.frequencies)
+        angles = RotaryAngles.at(plan.positions, self.frequencies)
         for draft_block in self.blocks:
             draft_block(state, plan, angles, caches)
         hidden = collapse(state.streams, state.pre)
@@ -232,9 +243,9 @@ class Drafter:
         """The anchor's token, then noise, in every stream."""
         noise = [self.config.dspark_noise_token_id] * (self.config.dspark_block_size - 1)
         ids = torch.tensor([token for anchor in anchors for token in (anchor.token_id, *noise)])
-        ids = torch.cat((ids, ids[-1:].expand(len(plan.rows.positions) - len(ids))))
+        ids = torch.cat((ids, ids[-1:].expand(len(plan.rows.positions) - len(ids)))).to(self.embed.device)
         streams = self.embed[ids][:, None, :].repeat(1, self.config.hc_mult, 1)
-        pre = torch.zeros(len(ids), self.config.hc_mult, dtype=wide_dtype(streams.dtype))
+        pre = torch.zeros(len(ids), self.config.hc_mult, dtype=wide_dtype(streams.dtype), device=streams.device)
         pre[:, 0] = 1
         return DraftState(streams, pre, plan.rows.count, recorder=recorder)
 
@@ -247,7 +258,7 @@ class Drafter:
         recorder: Recorder | None,
     ) -> Drafts:
         """base [anchors, block, vocab], hidden [anchors, block, D]: each token depends on the one before it."""
-        previous = torch.tensor([anchor.token_id for anchor in anchors])
+        previous = torch.tensor([anchor.token_id for anchor in anchors], device=base.device)
         ids: list[Tensor] = []
         biases: list[Tensor] = []
         confidence: list[Tensor] = []

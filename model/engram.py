@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from whalepod.kernels.engram_gate import engram_gate
+from whalepod.kernels.engram_gate import let_in
 
 from .engram_layout import EngramLayout
 from .projection import Projection
@@ -77,10 +77,4 @@ class Engram:
 
         `text` [rows] bool marks rows that are no part of an image; None: all. Others stay as they are.
         """
-        rows, count, width = streams.shape
-        projected = self.projection(memory)
-        keys, value = projected[:, : count * width].view(rows, count, width), projected[:, count * width :]
-        gates = engram_gate(streams, keys, self.gate_weight, eps=self.eps)
-        if text is not None:
-            gates = gates * text[:, None]
-        return (streams + gates[:, :, None] * value[:, None, :]).to(streams.dtype)
+        return let_in(streams, self.projection(memory), self.gate_weight, text, eps=self.eps)

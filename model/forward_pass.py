@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-import torch
 from torch import Tensor
 
-from .batch_plan import BatchPlan, Rows, WindowPlan
+from .batch_plan import BatchPlan, WindowPlan
 from .caches import Caches
 from .config import ModelConfig
 from .rotary import RotaryAngles
+from .rows import Rows
 
 Recorder = Callable[[str, Tensor], None]
 """Called with a name (`layer3.out`) and a tensor that must not be changed."""
@@ -25,6 +25,14 @@ class Selection:
     """[rows, count, head_dim]; zeros where a row has fewer."""
     valid: Tensor
     """[rows, count] bool"""
+
+
+@dataclass(frozen=True, slots=True)
+class PackedSelection:
+    """What each row attends to of global KV, where records stay packed."""
+
+    places: Tensor
+    """[rows, index_topk] int32: rows of the source's pool, flat over blocks, then -1."""
 
 
 @dataclass(slots=True)
@@ -47,10 +55,12 @@ class ForwardPass:
     memories: Mapping[int, Tensor]
     """Layer -> what its n-gram table holds for the rows, [rows, columns · width]."""
     recorder: Recorder | None = None
-    selection: Selection | None = None
+    selection: Selection | PackedSelection | None = None
     """The entries that the latest index source chose."""
     candidates: Tensor | None = None
     """[rows, entries] bool: what index sources above the candidate source may choose from."""
+    candidate_blocks: Tensor | None = None
+    """[rows, blocks] int32: the same as blocks of entries, where records stay packed; None: everything they see."""
     taps: list[Tensor] = field(default_factory=list)
     """Mean streams [rows, D] at the input of each target layer of the drafter so far."""
     angles: dict[bool, RotaryAngles] = field(default_factory=dict)
@@ -69,15 +79,15 @@ class ForwardPass:
     def rotary(self, *, compressed: bool) -> RotaryAngles:
         """Angles of the current rows in layers with or without global KV."""
         if compressed not in self.angles:
-            positions = torch.from_numpy(self.rows.positions)
+            positions = self.plan.positions if self.rows is self.plan.every else self.plan.kept_positions
             self.angles[compressed] = RotaryAngles.at(positions, self.frequencies[compressed])
         return self.angles[compressed]
 
     def window_plan(self, layer: int) -> WindowPlan:
         source = self.config.last_kv_source
         if layer == source:
-            return self.plan.source_window
-        return self.plan.lower_window if layer < source else self.plan.upper_window
+            return self.plan.gather.source_window
+        return self.plan.gather.lower_window if layer < source else self.plan.gather.upper_window
 
     def keep(self, x: Tensor) -> Tensor:
         """Go on with the kept rows only. x [rows, ...] -> its kept rows."""

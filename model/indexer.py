@@ -44,9 +44,9 @@ class Indexer:
     def select(self, x: Tensor, latent: Tensor, run: ForwardPass) -> Selection:
         """x [rows, D] the layer's normalised input, latent [rows, q_lora_rank] its normalised query latent."""
         config = self.config
-        visible = torch.from_numpy((run.rows.positions + 1) // config.ratio(self.source))
+        visible = torch.from_numpy((run.rows.positions + 1) // config.ratio(self.source)).to(x.device)
         scores = self._scores(x, latent, run)
-        allowed = torch.arange(scores.shape[1]) < visible[:, None]
+        allowed = torch.arange(scores.shape[1], device=x.device) < visible[:, None]
         if self.layer == config.candidate_source_layer_id:
             block, top = config.candidate_block_size, config.candidate_topk_blocks
             run.candidates = candidate_mask(scores, visible, block=block, top_blocks=top)
@@ -63,7 +63,7 @@ class Indexer:
         config, ratio = self.config, self.config.ratio(self.source)
         heads, width = config.index_n_heads, config.index_head_dim
         entries = (run.rows.ends // ratio).tolist()
-        scores = torch.zeros(x.shape[0], max(entries), dtype=wide_dtype(x.dtype))
+        scores = torch.zeros(x.shape[0], max(entries), dtype=wide_dtype(x.dtype), device=x.device)
         enough = config.index_topk
         if self.layer == config.candidate_source_layer_id:
             enough = min(enough, config.candidate_topk_blocks * config.candidate_block_size)
@@ -86,8 +86,8 @@ class Indexer:
             ratio = self.config.ratio(self.source)
             decoded: list[Tensor] = []
             for segment, count in enumerate((run.rows.ends // ratio).tolist()):
-                entries, per_block = torch.arange(count), pool.shape[1]
-                rows = pool_rows(run.plan.tables[segment, entries // per_block], entries, per_block)
+                entries, per_block = torch.arange(count, device=pool.device), pool.shape[1]
+                rows = pool_rows(run.plan.gather.tables[segment, entries // per_block], entries, per_block)
                 decoded.append(decode(pool.flatten(0, 1)[rows], width, run.streams.dtype))
             run.decoded_index_keys[self.source] = decoded
         return run.decoded_index_keys[self.source]
@@ -95,9 +95,9 @@ class Indexer:
     def _gather(self, chosen: Tensor, run: ForwardPass) -> Selection:
         """chosen [rows, index_topk], -1 for none -> what the rows attend to."""
         pool = run.caches.global_kv[self.source]
-        segments = torch.from_numpy(run.rows.segments)[:, None]
+        segments = torch.from_numpy(run.rows.segments).to(pool.device)[:, None]
         valid = chosen >= 0
         entries, per_block = chosen.clamp(min=0), pool.shape[1]
-        rows = pool_rows(run.plan.tables[segments, entries // per_block], entries, per_block)
+        rows = pool_rows(run.plan.gather.tables[segments, entries // per_block], entries, per_block)
         keys = run.caches.formats.global_kv.decode(pool.flatten(0, 1)[rows], self.config.head_dim, run.streams.dtype)
         return Selection(keys.masked_fill_(~valid[:, :, None], 0), valid)

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Self
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -29,8 +30,10 @@ from .engram_token_map import engram_token_map
 from .forward_pass import ForwardPass, Recorder
 from .layer import Layer
 from .projection import Weights
+from .record_formats import RELEASE_FORMATS
 from .rotary import rotary_frequencies
 from .routed_experts import LocalExperts, MakeExperts
+from .rows import pad
 from .tensor_layout import ModelRole, TensorSpec
 from .tokenizer import Tokenizer
 
@@ -52,25 +55,30 @@ class Network:
         role: ModelRole = ModelRole.FULL,
         input_format: PackedFormat | None = None,
         make_experts: MakeExperts = LocalExperts.from_weights,
+        packed: bool | None = None,
     ) -> None:
         """`tensors` by released name, all floats; the dtype of `embed.weight` is the one the network works in.
 
         `make_experts` builds each layer's routed experts; the default needs the weights of all of them.
         `token_map` [vocab] gives compressed ids to the n-gram layers; None if there are none. `input_format` is what
-        inputs of quantised matrices are rounded to (release arithmetic).
+        inputs of quantised matrices are rounded to (release arithmetic). `packed`: whether caches in the release's
+        formats are read where they lie (`packed_attention.py`) and not gathered; None: in bfloat16 on a GPU.
         """
         weights = Weights(tensors, input_format=input_format)
         self.config = config
         self.role = role
         self.embed = weights["embed.weight"]
+        self._packed = self.embed.is_cuda and self.dtype == torch.bfloat16 if packed is None else packed
         full = role is ModelRole.FULL
         self.norm = weights["norm.weight"] if full else None
         self.head = weights["head.weight"] if full else None
         dtype = wide_dtype(self.embed.dtype)
         plain = next((layer for layer, ratio in enumerate(config.compress_ratios) if ratio == 0), None)
         self._frequencies = {
-            True: rotary_frequencies(config.rope(config.last_kv_source), dtype),
-            False: rotary_frequencies(config.rope(config.last_kv_source if plain is None else plain), dtype),
+            True: rotary_frequencies(config.rope(config.last_kv_source), dtype).to(self.device),
+            False: rotary_frequencies(config.rope(config.last_kv_source if plain is None else plain), dtype).to(
+                self.device
+            ),
         }
         count = config.num_hidden_layers if full else config.last_kv_source + 1
         self.layers = [
@@ -103,6 +111,8 @@ class Network:
         input_format: PackedFormat | None = None,
         make_experts: MakeExperts = LocalExperts.from_weights,
         wanted: Callable[[TensorSpec], bool] | None = None,
+        device: torch.device | str = "cpu",
+        packed: bool | None = None,
     ) -> Self:
         """From a checkpoint directory. Reads the tensors of `role` that are `wanted`, all of them by default:
         `make_experts` must do with those. Raises ConfigError or CheckpointError."""
@@ -110,13 +120,18 @@ class Network:
         token_map = engram_token_map(Tokenizer.from_dir(directory), config) if config.engram_layer_ids else None
         return cls(
             config,
-            load_tensors(directory, config, role=role, dtype=dtype, wanted=wanted),
+            load_tensors(directory, config, role=role, dtype=dtype, wanted=wanted, device=device),
             engram_tables=load_engram_tables(directory, config, role=role, dtype=dtype),
             token_map=token_map,
             role=role,
             input_format=input_format,
             make_experts=make_experts,
+            packed=packed,
         )
+
+    @property
+    def device(self) -> torch.device:
+        return self.embed.device
 
     @property
     def dtype(self) -> torch.dtype:
@@ -133,7 +148,11 @@ class Network:
     @torch.inference_mode()
     def compute(self, segments: Sequence[Segment], caches: Caches, *, recorder: Recorder | None = None) -> ForwardPass:
         """`forward` up to its logits: the rows as they left the last layer."""
-        run = self.begin(segments, caches, recorder=recorder)
+        return self.run(self.begin(segments, caches, recorder=recorder))
+
+    @torch.inference_mode()
+    def run(self, run: ForwardPass) -> ForwardPass:
+        """Every layer of a forward that has begun."""
         for layer in self.layers:
             layer(run)
             if run.rows.count == 0:  # Every row lies below its floor.
@@ -146,9 +165,25 @@ class Network:
     @torch.inference_mode()
     def begin(self, segments: Sequence[Segment], caches: Caches, *, recorder: Recorder | None = None) -> ForwardPass:
         """The state in front of layer 0: embeddings in every stream, of which the first is looked at."""
-        plan = BatchPlan.build(segments, self.config, caches)
+        packed = self._packed and caches.formats == RELEASE_FORMATS
+        plan = BatchPlan.build(segments, self.config, caches, packed=packed)
+        return self.begin_planned(
+            plan, caches, text=self._text_rows(segments), memories=self._memories(segments), recorder=recorder
+        )
+
+    @torch.inference_mode()
+    def begin_planned(
+        self,
+        plan: BatchPlan,
+        caches: Caches,
+        *,
+        text: Tensor | None,
+        memories: Mapping[int, Tensor],
+        recorder: Recorder | None = None,
+    ) -> ForwardPass:
+        """As `begin`, for a plan that is made: nothing in it waits for the device."""
         embedded = self.embed[plan.token_ids]
-        pre = torch.zeros(len(embedded), self.config.hc_mult, dtype=wide_dtype(self.dtype))
+        pre = torch.zeros(len(embedded), self.config.hc_mult, dtype=wide_dtype(self.dtype), device=self.device)
         pre[:, 0] = 1
         run = ForwardPass(
             config=self.config,
@@ -158,8 +193,8 @@ class Network:
             streams=embedded[:, None, :].repeat(1, self.config.hc_mult, 1),
             pre=pre,
             rows=plan.every,
-            text=self._text_rows(plan.token_ids),
-            memories=self._memories(segments),
+            text=text,
+            memories=memories,
             recorder=recorder,
         )
         run.record("embed", embedded)
@@ -172,16 +207,16 @@ class Network:
         dtype = wide_dtype(self.dtype)
         rows = run.plan.logit_rows if rows is None else rows
         if self.head is None or self.norm is None or not len(rows):
-            return torch.empty(0, self.config.vocab_size, dtype=dtype)
+            return torch.empty(0, self.config.vocab_size, dtype=dtype, device=self.device)
         hidden = rms_norm(collapse(run.streams[rows], run.pre[rows]), self.norm, eps=self.config.rms_norm_eps)
         return linear(hidden, self.head, out_dtype=dtype)
 
-    def _text_rows(self, token_ids: Tensor) -> Tensor | None:
+    def _text_rows(self, segments: Sequence[Segment]) -> Tensor | None:
         image = self.config.image_token_id
-        if image is None:
+        if image is None or not any(image in segment.token_ids for segment in segments):
             return None
-        text = token_ids != image
-        return None if bool(text.all()) else text
+        text = pad(np.array([token != image for segment in segments for token in segment.token_ids]))
+        return torch.from_numpy(text).to(self.device)
 
     def _memories(self, segments: Sequence[Segment]) -> dict[int, Tensor]:
         """What each n-gram layer remembers about the rows: depends on token ids only."""
@@ -193,8 +228,11 @@ class Network:
         ids = torch.cat([look_back(s.token_ids, s.history, tokens=tokens) for s in segments])
         ids = torch.cat((ids, ids[-1:].expand(-len(ids) % ROW_TILE, -1)))
         compressed = compress(ids, self._token_map, image_token_id=config.image_token_id)
-        pad = int(self._token_map[config.engram_pad_token_id])
+        pad_id = int(self._token_map[config.engram_pad_token_id])
         return {
-            layer: self._engram_tables[layer].rows(hash_rows(compressed, layouts[layer], pad_id=pad)).flatten(1)
+            layer: self._engram_tables[layer]
+            .rows(hash_rows(compressed, layouts[layer], pad_id=pad_id))
+            .flatten(1)
+            .to(self.device, non_blocking=True)
             for layer in layers
         }

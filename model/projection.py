@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from whalepod.kernels.linear import linear
-from whalepod.kernels.quantise import PackedFormat
+from whalepod.kernels.quantise import PackedFormat, round_trip
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +26,7 @@ class Projection:
         return linear(self.prepare(x), self.weight, out_dtype=out_dtype)
 
     def prepare(self, x: Tensor) -> Tensor:
-        return x if self.input_format is None else self.input_format.round_trip(x)
+        return x if self.input_format is None else round_trip(x, self.input_format)
 
 
 @dataclass(frozen=True, slots=True)

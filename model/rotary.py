@@ -17,8 +17,8 @@ class RotaryAngles:
 
     def __init__(self, cos: Tensor, sin: Tensor) -> None:
         """cos, sin [rows, pairs]."""
-        self._cos = cos
-        self._sin = sin
+        self.cos = cos
+        self.sin = sin
         self._factors: dict[int, tuple[Tensor, Tensor, Tensor]] = {}
 
     @classmethod
@@ -39,7 +39,7 @@ class RotaryAngles:
     def _factors_for(self, width: int) -> tuple[Tensor, Tensor, Tensor]:
         """Own factors, and the neighbour's forwards and backwards; every layer of a forward asks for the same."""
         if width not in self._factors:
-            own, neighbour = rotary_factors(self._cos, self._sin, width)
+            own, neighbour = rotary_factors(self.cos, self.sin, width)
             self._factors[width] = (own, neighbour, -neighbour)
         return self._factors[width]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from . import reference
@@ -16,3 +17,15 @@ def engram_gate(streams: Tensor, keys: Tensor, weight: Tensor, *, eps: float) ->
     assert streams.shape == keys.shape, (streams.shape, keys.shape)
     assert weight.shape == streams.shape[1:], (streams.shape, weight.shape)
     return reference.engram_gate(streams, keys, weight, eps=eps)
+
+
+def let_in(streams: Tensor, projected: Tensor, weight: Tensor, text: Tensor | None, *, eps: float) -> Tensor:
+    """Add to each stream what its gate lets in: streams [rows, S, D], projected [rows, (S + 1) · D] (S keys, then one
+    value), weight [S, D] -> [rows, S, D]. `text` [rows] bool: rows whose gates open at all; None: every row."""
+    rows, count, width = streams.shape
+    assert projected.shape == (rows, (count + 1) * width), (streams.shape, projected.shape)
+    if streams.is_cuda and streams.dtype == torch.bfloat16:
+        from . import triton_kernel
+
+        return triton_kernel.let_in(streams, projected, weight, text, eps=eps)
+    return reference.let_in(streams, projected, weight, text, eps=eps)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
-from whalepod.kernels.quantise import PackedFormat
+from whalepod.kernels.fallbacks import note_fallback
+from whalepod.kernels.quantise import FP8_BLOCK32, PackedFormat
 
 from . import reference
 
@@ -26,6 +28,12 @@ def routed_experts(
     """
     assert ids.shape == weights.shape, (ids.shape, weights.shape)
     assert gate_up.shape[1] == 2 * down.shape[2], (gate_up.shape, down.shape)
+    if x.is_cuda and x.dtype == torch.bfloat16 and input_format in (None, FP8_BLOCK32):
+        from . import triton_kernel
+
+        return triton_kernel.routed_experts(x, ids, weights, gate_up, down, limit=limit, input_format=input_format)
+    if x.is_cuda:
+        note_fallback("routed_experts", f"rows are {x.dtype}, inputs rounded to {input_format}")
     return reference.routed_experts(x, ids, weights, gate_up, down, limit=limit, input_format=input_format)
 
 
@@ -63,4 +71,8 @@ def dense_expert(
     `input_format` as above.
     """
     assert gate_up.shape[0] == 2 * down.shape[1], (gate_up.shape, down.shape)
+    if x.is_cuda and x.dtype == torch.bfloat16 and input_format in (None, FP8_BLOCK32):
+        from . import triton_kernel
+
+        return triton_kernel.dense_expert(x, gate_up, down, limit=limit, input_format=input_format)
     return reference.dense_expert(x, gate_up, down, limit=limit, input_format=input_format)

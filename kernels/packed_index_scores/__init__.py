@@ -18,6 +18,7 @@ def packed_index_scores(
     weights: Tensor,
     keys: Tensor,
     tables: Tensor,
+    segments: Tensor,
     visible: Tensor,
     groups: Tensor,
     *,
@@ -31,19 +32,45 @@ def packed_index_scores(
     weights  [rows, heads] float32
     keys     [pool, 68] uint8, `MXFP4_BLOCK32` records, flat over blocks
     tables   [sequences, blocks] int32: entry j of a sequence lies at tables[.., j // entries_per_block] of the pool
+    segments [rows] int32: the sequence of each row
     visible  [rows] int32: row sees entries 0 … visible - 1; ascending within a group
     groups   [3, groups] int32: first row, number of rows (up to `group_rows`) and sequence of each group
 
     On a GPU products are FP8, exact but for groups of channels below 2^-11 of their key's largest; sums are float32.
     """
     rows, _, width = queries.shape
-    assert width == 128 and keys.shape[1] == MXFP4_BLOCK32.record_bytes(width), (queries.shape, keys.shape)
+    assert keys.shape[1] == MXFP4_BLOCK32.record_bytes(width), (queries.shape, keys.shape)
     assert weights.shape == queries.shape[:2] and visible.shape == (rows,), (weights.shape, visible.shape)
-    arguments = (queries, weights, keys, tables, visible, groups)
-    if not queries.is_cuda or queries.dtype != torch.bfloat16:
-        if queries.is_cuda:
-            note_fallback("packed_index_scores", f"queries are {queries.dtype}")
+    assert segments.shape == visible.shape, (segments.shape, visible.shape)
+    if not queries.is_cuda:
+        arguments = (queries, weights, keys, tables, visible, groups)
         return reference.packed_index_scores(*arguments, entries_per_block=entries_per_block, entries_max=entries_max)
+    if queries.dtype != torch.bfloat16 or width != 128:
+        from .any_width_kernel import any_width_scores
+
+        note_fallback("packed_index_scores", f"queries are {queries.dtype} of {width} channels")
+        return any_width_scores(
+            queries,
+            weights,
+            keys,
+            tables,
+            segments,
+            visible,
+            None,
+            block=1,
+            entries_per_block=entries_per_block,
+            total=entries_max,
+        )
     from .triton_kernel import packed_index_scores as on_gpu
 
-    return on_gpu(*arguments, entries_per_block=entries_per_block, group_rows=group_rows, entries_max=entries_max)
+    return on_gpu(
+        queries,
+        weights,
+        keys,
+        tables,
+        visible,
+        groups,
+        entries_per_block=entries_per_block,
+        group_rows=group_rows,
+        entries_max=entries_max,
+    )

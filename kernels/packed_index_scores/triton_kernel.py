@@ -50,7 +50,7 @@ def _key_places(table, tile_start, visible, ENTRIES: tl.constexpr, KEYS: tl.cons
 
 
 @triton.jit
-def _fp8_keys(codes, shifts, KEYS: tl.constexpr, FAST: tl.constexpr):
+def fp8_keys(codes, shifts, KEYS: tl.constexpr, FAST: tl.constexpr):
     """codes int8 [KEYS, 64], shifts int32 [KEYS, 4] -> even, odd channels times 2^(6 - shift), as E4M3."""
     near = shifts <= SPREAD_MAX
     steps = 6 - shifts
@@ -84,7 +84,7 @@ def _e2m1_values(codes):
 
 
 @triton.jit
-def _query_tile(queries, weights, row_start, row_count, ROWS: tl.constexpr, HEADS: tl.constexpr, FAST: tl.constexpr):
+def query_tile(queries, weights, row_start, row_count, ROWS: tl.constexpr, HEADS: tl.constexpr, FAST: tl.constexpr):
     """Heads of rows -> even, odd channels [ROWS · HEADS, 64] and the heads' weights. A head is scaled by a power of two
     to at most 256, which its weight makes good."""
     head = tl.arange(0, ROWS * HEADS)
@@ -106,7 +106,7 @@ def _query_tile(queries, weights, row_start, row_count, ROWS: tl.constexpr, HEAD
 
 
 @triton.jit
-def _weighted_sums(products, weights, ROWS: tl.constexpr, HEADS: tl.constexpr, KEYS: tl.constexpr):
+def weighted_sums(products, weights, ROWS: tl.constexpr, HEADS: tl.constexpr, KEYS: tl.constexpr):
     """products [KEYS, ROWS · HEADS] -> Σ over heads of weight · max(0, product) [KEYS, ROWS]."""
     terms = tl.maximum(products, 0.0) * weights[None, :]
     return tl.sum(terms.reshape(KEYS, ROWS, HEADS), 2)
@@ -132,7 +132,7 @@ def _score_rows(
 ):
     products = tl.dot(keys_even, tl.trans(query_even))
     products = tl.dot(keys_odd, tl.trans(query_odd), products)
-    sums = _weighted_sums(products, weight, ROWS, HEADS, KEYS) * key_scale[:, None]
+    sums = weighted_sums(products, weight, ROWS, HEADS, KEYS) * key_scale[:, None]
     row = tl.arange(0, ROWS)
     seen = tl.load(visible + row_start + row, mask=row < row_count, other=0)
     sums = tl.where(entry[:, None] < seen[None, :], sums, float("-inf"))
@@ -167,7 +167,7 @@ def index_scores_kernel(
     table = tables + tl.load(group_sequences + group).to(tl.int64) * table_stride
     evens, odds, head_weights = (), (), ()
     for part in tl.static_range(PARTS):
-        query_even, query_odd, weight = _query_tile(
+        query_even, query_odd, weight = query_tile(
             queries, weights, start + part * ROWS, tl.minimum(count - part * ROWS, ROWS), ROWS, HEADS, FAST
         )
         evens, odds, head_weights = evens + (query_even,), odds + (query_odd,), head_weights + (weight,)  # noqa: RUF005
@@ -184,7 +184,7 @@ def index_scores_kernel(
         )
         scale = tl.load(record + CODE_BYTES + tl.arange(0, 4)[None, :], mask=there[:, None], other=0).to(tl.int32)
         largest = tl.max(scale, 1)
-        even, odd = _fp8_keys(codes, largest[:, None] - scale, KEYS, FAST)
+        even, odd = fp8_keys(codes, largest[:, None] - scale, KEYS, FAST)
         key_scale = tl.maximum(largest - 6, 1) << 23
         key_scale = key_scale.to(tl.float32, bitcast=True)
         for part in tl.static_range(PARTS):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from . import reference
@@ -32,3 +33,14 @@ def rotate(x: Tensor, own: Tensor, neighbour: Tensor) -> Tensor:
     """
     assert own.shape == neighbour.shape == (x.shape[0], x.shape[-1]), (x.shape, own.shape, neighbour.shape)
     return reference.rotate(x, own, neighbour)
+
+
+def rotate_in_place(x: Tensor, cos: Tensor, sin: Tensor) -> None:
+    """Rotate the last 2 · pairs channels of x [rows, heads, width], contiguous, by cos, sin [rows, pairs] float32."""
+    assert x.is_contiguous() and cos.shape == sin.shape and cos.shape[0] == x.shape[0], (x.shape, cos.shape)
+    if x.is_cuda and x.dtype == torch.bfloat16:
+        from . import triton_kernel
+
+        triton_kernel.rotate_in_place(x, cos, sin)
+        return
+    x.copy_(reference.rotate(x, *reference.rotary_factors(cos, sin, x.shape[2])))

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
+
+from whalepod.kernels.linear import linear
 
 from . import reference
 
@@ -15,4 +18,8 @@ def route(x: Tensor, weight: Tensor, bias: Tensor, *, chosen: int, factor: float
     are the chosen scores, normalised to sum to 1 if there is more than one, times `factor`.
     """
     assert bias.shape in (weight.shape[:1], (x.shape[0], weight.shape[0])), bias.shape
+    if x.is_cuda and x.dtype == torch.bfloat16:
+        from . import triton_kernel
+
+        return triton_kernel.choose(linear(x, weight, out_dtype=torch.float32), bias, chosen=chosen, factor=factor)
     return reference.route(x, weight, bias, chosen=chosen, factor=factor)

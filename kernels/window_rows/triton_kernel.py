@@ -6,28 +6,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from whalepod.kernels.packing_kernel import e4m3_bytes, rounded
+
 GROUP = tl.constexpr(32)
 AMAX_MIN = tl.constexpr(1e-4)
-
-
-@triton.jit
-def _rounded(x, dtype):
-    """float32 as the nearest number of `dtype`, bfloat16 or float32."""
-    if dtype == tl.bfloat16:
-        bits = x.to(tl.int32, bitcast=True)
-        x = ((bits + 0x7FFF + ((bits >> 16) & 1)) & -65536).to(tl.float32, bitcast=True)
-    return x
-
-
-@triton.jit
-def _e4m3_bytes(x):
-    """float32 within ±448 -> E4M3 codes, to nearest, ties to even."""
-    bits = x.to(tl.int32, bitcast=True)
-    magnitude = bits & 0x7FFFFFFF
-    normal = ((magnitude + 0x7FFFF + ((magnitude >> 20) & 1)) >> 20) - (120 << 3)
-    # Below 2^-6 codes are multiples of 2^-9; adding 1.5 · 2^23 leaves the rounded multiple in the last bits.
-    small = (tl.abs(x) * 512.0 + 12582912.0).to(tl.int32, bitcast=True) & 15
-    return (tl.where(magnitude < (121 << 23), small, normal) | ((bits >> 24) & 0x80)).to(tl.uint8)
 
 
 @triton.jit
@@ -42,13 +24,13 @@ def window_rows_kernel(rows, weight, cos, sin, destinations, pool, eps, PAIRS: t
         odd = tl.load(rows + row * WIDTH + 2 * pair + 1).to(tl.float32)
         root = 1.0 / tl.sqrt(tl.sum(even * even + odd * odd, 0) / WIDTH + eps)
         # Rounded to the rows' dtype after the norm and after the rotation, as the steps it replaces do.
-        even = _rounded(even * root * tl.load(weight + 2 * pair).to(tl.float32), rows.dtype.element_ty)
-        odd = _rounded(odd * root * tl.load(weight + 2 * pair + 1).to(tl.float32), rows.dtype.element_ty)
+        even = rounded(even * root * tl.load(weight + 2 * pair).to(tl.float32), rows.dtype.element_ty)
+        odd = rounded(odd * root * tl.load(weight + 2 * pair + 1).to(tl.float32), rows.dtype.element_ty)
         turning = pair >= HALF - PAIRS
         c = tl.load(cos + row * PAIRS + pair - (HALF - PAIRS), mask=turning, other=1.0)
         s = tl.load(sin + row * PAIRS + pair - (HALF - PAIRS), mask=turning, other=0.0)
-        turned = _rounded(even * c - odd * s, rows.dtype.element_ty)
-        odd = _rounded(odd * c + even * s, rows.dtype.element_ty)
+        turned = rounded(even * c - odd * s, rows.dtype.element_ty)
+        odd = rounded(odd * c + even * s, rows.dtype.element_ty)
         even = turned
 
         largest = tl.maximum(tl.abs(even), tl.abs(odd)).reshape(GROUPS, GROUP // 2)
@@ -58,8 +40,8 @@ def window_rows_kernel(rows, weight, cos, sin, destinations, pool, eps, PAIRS: t
         inverse = ((254 - scale) << 23).to(tl.float32, bitcast=True)
         inverse = tl.broadcast_to(inverse[:, None], (GROUPS, GROUP // 2)).reshape(HALF)
         record = pool + target.to(tl.int64) * (WIDTH + GROUPS)
-        tl.store(record + 2 * pair, _e4m3_bytes(tl.clamp(even * inverse, -448.0, 448.0)))
-        tl.store(record + 2 * pair + 1, _e4m3_bytes(tl.clamp(odd * inverse, -448.0, 448.0)))
+        tl.store(record + 2 * pair, e4m3_bytes(tl.clamp(even * inverse, -448.0, 448.0)))
+        tl.store(record + 2 * pair + 1, e4m3_bytes(tl.clamp(odd * inverse, -448.0, 448.0)))
         tl.store(record + WIDTH + tl.arange(0, GROUPS), scale.to(tl.uint8))
 
 

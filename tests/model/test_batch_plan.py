@@ -8,8 +8,9 @@ import pytest
 from tests.model.network_world import PLAIN, golden_config
 from whalepod.kernels.numerics import ROW_TILE
 from whalepod.model.batch import Segment
-from whalepod.model.batch_plan import BatchPlan, EntryPlan, Ints, Rows, WindowPlan
+from whalepod.model.batch_plan import BatchPlan, EntryPlan, WindowPlan
 from whalepod.model.caches import Caches
+from whalepod.model.rows import Ints, Rows
 
 CONFIG = golden_config()
 CACHES = Caches.allocate(CONFIG, blocks=12, slots=3, formats=PLAIN)
@@ -82,9 +83,9 @@ def test_kept_rows_are_those_at_and_above_the_floor() -> None:
 def test_layers_above_the_last_source_see_no_window_row_below_the_floor() -> None:
     plan = BatchPlan.build([segment(0, 20, 8, floor=18)], CONFIG, CACHES)
     assert plan.kept_index is None
-    seen = (plan.upper_window.index > 0).sum(dim=1).tolist()
+    seen = (plan.gather.upper_window.index > 0).sum(dim=1).tolist()
     assert seen == [3, 4, 5, 6, 7, 8, 9, 10]
-    assert (plan.source_window.index > 0).sum(dim=1).tolist() == [16] * 8
+    assert (plan.gather.source_window.index > 0).sum(dim=1).tolist() == [16] * 8
 
 
 def test_logits_are_of_the_rows_that_asked_for_them() -> None:

@@ -1,0 +1,243 @@
+"""Experts in Triton: one grouped product for gates and values with SwiGLU behind it, one for the way down, one sum.
+
+(row, choice) pairs are sorted by expert on the device and dealt into tiles of one expert each, so nothing waits for the
+host, and a graph can hold it: there are always as many programs as the worst distribution needs, and the rest end at
+once. A pair's result does not depend on what else is in its tile; the sum over a row's choices has a fixed order.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from whalepod.kernels.linear.cuda import linear
+from whalepod.kernels.packing_kernel import rounded
+from whalepod.kernels.quantise import PackedFormat
+from whalepod.kernels.quantise.triton_kernel import fp8_block32_round_trip, fp8_round_trip
+
+
+@triton.jit
+def _swiglu(gate, up, limit):
+    gate = tl.minimum(gate, limit)
+    return gate / (1.0 + tl.exp(-gate)) * tl.clamp(up, -limit, limit)
+
+
+@triton.jit
+def swiglu_kernel(gate_up, out, limit, columns, BLOCK: tl.constexpr, ROUND: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    there = column < columns
+    gate = tl.load(gate_up + row * 2 * columns + column, mask=there, other=0.0).to(tl.float32)
+    up = tl.load(gate_up + row * 2 * columns + columns + column, mask=there, other=0.0).to(tl.float32)
+    hidden = rounded(_swiglu(gate, up, limit), gate_up.dtype.element_ty)
+    if ROUND:
+        hidden = fp8_round_trip(hidden.reshape(1, BLOCK), 1, BLOCK).reshape(BLOCK)
+    tl.store(out + row * columns + column, hidden, mask=there)
+
+
+@triton.jit
+def _tile(tile_experts, tile_starts, tile_ends, tile, ROWS: tl.constexpr):
+    expert = tl.load(tile_experts + tile)
+    place = tl.load(tile_starts + tile) + tl.arange(0, ROWS)
+    return expert, place, place < tl.load(tile_ends + tile)
+
+
+@triton.jit
+def gate_up_kernel(
+    x,
+    order,
+    tile_experts,
+    tile_starts,
+    tile_ends,
+    gate_up,
+    hidden,
+    limit,
+    columns,
+    choices,
+    WIDTH: tl.constexpr,
+    EXPERTS: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    STEP: tl.constexpr,
+    ROUND: tl.constexpr,
+    FAST: tl.constexpr,
+):
+    """Program (columns, tile): hidden values [pairs, columns], pairs in the order of their experts."""
+    expert, place, there = _tile(tile_experts, tile_starts, tile_ends, tl.program_id(1), ROWS)
+    if expert < EXPERTS:
+        row = tl.load(order + place, mask=there, other=0) // choices
+        column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
+        inside = (column < columns)[None, :]
+        channel = tl.arange(0, STEP)
+        left = x + row.to(tl.int64)[:, None] * WIDTH + channel[None, :]
+        right = gate_up + expert.to(tl.int64) * 2 * columns * WIDTH + column[None, :].to(tl.int64) * WIDTH
+        right += channel[:, None]
+        gate = tl.zeros((ROWS, COLUMNS), tl.float32)
+        up = tl.zeros((ROWS, COLUMNS), tl.float32)
+        for start in range(0, WIDTH, STEP):
+            here = start + channel < WIDTH
+            a = tl.load(left + start, mask=there[:, None] & here[None, :], other=0.0)
+            b = tl.load(right + start, mask=inside & here[:, None], other=0.0)
+            c = tl.load(right + start + columns * WIDTH, mask=inside & here[:, None], other=0.0)
+            if not FAST:
+                a, b, c = a.to(tl.float32), b.to(tl.float32), c.to(tl.float32)
+            gate = tl.dot(a, b, gate)
+            up = tl.dot(a, c, up)
+        dtype = x.dtype.element_ty
+        value = rounded(_swiglu(rounded(gate, dtype), rounded(up, dtype), limit), dtype)
+        if ROUND:
+            value = fp8_round_trip(value, ROWS, COLUMNS)
+        tl.store(hidden + place.to(tl.int64)[:, None] * columns + column[None, :], value, mask=there[:, None] & inside)
+
+
+@triton.jit
+def down_kernel(
+    hidden,
+    order,
+    tile_experts,
+    tile_starts,
+    tile_ends,
+    down,
+    weights,
+    out,
+    width,
+    WIDTH: tl.constexpr,
+    EXPERTS: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    STEP: tl.constexpr,
+    FAST: tl.constexpr,
+):
+    """Program (columns, tile): weighted results [pairs, width] float32, pairs in the order of rows and choices."""
+    expert, place, there = _tile(tile_experts, tile_starts, tile_ends, tl.program_id(1), ROWS)
+    if expert < EXPERTS:
+        pair = tl.load(order + place, mask=there, other=0)
+        column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
+        inside = (column < width)[None, :]
+        channel = tl.arange(0, STEP)
+        left = hidden + place.to(tl.int64)[:, None] * WIDTH + channel[None, :]
+        right = down + (expert.to(tl.int64) * width + column[None, :]) * WIDTH + channel[:, None]
+        total = tl.zeros((ROWS, COLUMNS), tl.float32)
+        for start in range(0, WIDTH, STEP):
+            here = start + channel < WIDTH
+            a = tl.load(left + start, mask=there[:, None] & here[None, :], other=0.0)
+            b = tl.load(right + start, mask=inside & here[:, None], other=0.0)
+            if not FAST:
+                a, b = a.to(tl.float32), b.to(tl.float32)
+            total = tl.dot(a, b, total)
+        weight = tl.load(weights + pair, mask=there, other=0.0)
+        target = out + pair.to(tl.int64)[:, None] * width + column[None, :]
+        tl.store(target, total * weight[:, None], mask=there[:, None] & inside)
+
+
+@triton.jit
+def sum_choices_kernel(parts, out, width, CHOICES: tl.constexpr, BLOCK: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    total = tl.zeros((BLOCK,), tl.float32)
+    for choice in tl.static_range(CHOICES):
+        total += tl.load(parts + (row * CHOICES + choice) * width + column, mask=column < width, other=0.0)
+    tl.store(out + row * width + column, total, mask=column < width)
+
+
+def tile_rows(pairs: int, experts: int) -> int:
+    """Rows of a tile: enough for most experts' shares, at least what one matrix instruction takes."""
+    return 16 if pairs <= 24 * experts else 64
+
+
+def deal_tiles(ids: Tensor, experts: int, rows: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """ids [pairs] int64 -> pairs in the order of their experts, and of each tile the expert (`experts`: none) and the
+    places where its pairs start and end in that order; int32."""
+    pairs = ids.shape[0]
+    order = torch.sort(ids, stable=True).indices
+    counts = torch.zeros(experts, dtype=torch.int64, device=ids.device).scatter_add_(0, ids, torch.ones_like(ids))
+    ends, tile_ends = counts.cumsum(0), ((counts + rows - 1) // rows).cumsum(0)
+    number = torch.arange(min(pairs, experts) + pairs // rows, device=ids.device)
+    expert = torch.searchsorted(tile_ends, number, right=True)
+    known = expert.clamp(max=experts - 1)
+    first = torch.where(known > 0, tile_ends[(known - 1).clamp(min=0)], 0)
+    starts = ends[known] - counts[known] + (number - first) * rows
+    return order.int(), expert.int(), starts.int(), ends[known].int()
+
+
+def routed_experts(
+    x: Tensor,
+    ids: Tensor,
+    weights: Tensor,
+    gate_up: Tensor,
+    down: Tensor,
+    *,
+    limit: float,
+    input_format: PackedFormat | None,
+) -> Tensor:
+    """As `whalepod.kernels.experts.routed_experts`, for bfloat16 on a GPU, or in Triton's interpreter."""
+    rows, width = x.shape
+    experts, choices, columns = gate_up.shape[0], ids.shape[1], down.shape[2]
+    out = torch.empty(rows, width, dtype=torch.float32, device=x.device)
+    if rows == 0:
+        return out
+    pairs, each = rows * choices, tile_rows(rows * choices, experts)
+    order, *tiles = deal_tiles(ids.flatten(), experts, each)
+    x = x.contiguous() if input_format is None else fp8_block32_round_trip(x)
+    fast = x.is_cuda
+    hidden = torch.empty(pairs, columns, dtype=x.dtype, device=x.device)
+    gate_up_kernel[(triton.cdiv(columns, 64), tiles[0].shape[0])](
+        x,
+        order,
+        *tiles,
+        gate_up,
+        hidden,
+        limit,
+        columns,
+        choices,
+        WIDTH=width,
+        EXPERTS=experts,
+        ROWS=each,
+        COLUMNS=64,
+        STEP=128 if fast else 32,
+        ROUND=input_format is not None,
+        FAST=fast,
+        num_warps=4,
+        num_stages=3,
+    )
+    parts = torch.empty(pairs, width, dtype=torch.float32, device=x.device)
+    down_kernel[(triton.cdiv(width, 128), tiles[0].shape[0])](
+        hidden,
+        order,
+        *tiles,
+        down,
+        weights.contiguous(),
+        parts,
+        width,
+        WIDTH=columns,
+        EXPERTS=experts,
+        ROWS=each,
+        COLUMNS=128,
+        STEP=128 if fast else 32,
+        FAST=fast,
+        num_warps=4,
+        num_stages=3,
+    )
+    sum_choices_kernel[(rows, triton.cdiv(width, 1024))](parts, out, width, CHOICES=choices, BLOCK=1024, num_warps=4)
+    return out
+
+
+def dense_expert(
+    x: Tensor, gate_up: Tensor, down: Tensor, *, limit: float, input_format: PackedFormat | None
+) -> Tensor:
+    """As `whalepod.kernels.experts.dense_expert`, for bfloat16 on a GPU."""
+    gates = linear(x if input_format is None else fp8_block32_round_trip(x), gate_up, out_dtype=x.dtype)
+    return linear(swiglu(gates, limit=limit, round_trip=input_format is not None), down, out_dtype=x.dtype)
+
+
+def swiglu(gates: Tensor, *, limit: float, round_trip: bool) -> Tensor:
+    """gates [rows, 2 · columns] -> silu(min(gate, limit)) · clamp(up, ±limit) [rows, columns], and its round trip."""
+    rows, columns = gates.shape[0], gates.shape[1] // 2
+    out = torch.empty(rows, columns, dtype=gates.dtype, device=gates.device)
+    if rows:
+        swiglu_kernel[(rows, triton.cdiv(columns, 1024))](
+            gates, out, limit, columns, BLOCK=1024, ROUND=round_trip, num_warps=4
+        )
+    return out

@@ -1,0 +1,76 @@
+"""Rounding and packing that several Triton kernels share. Everything is bit for bit what the plain versions do."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def rounded(x, dtype):
+    """float32 as the nearest number of `dtype`, bfloat16 or float32."""
+    if dtype == tl.bfloat16:
+        bits = x.to(tl.int32, bitcast=True)
+        x = ((bits + 0x7FFF + ((bits >> 16) & 1)) & -65536).to(tl.float32, bitcast=True)
+    return x
+
+
+@triton.jit
+def e4m3_bytes(x):
+    """float32 within ±448 -> E4M3 codes, to nearest, ties to even."""
+    bits = x.to(tl.int32, bitcast=True)
+    magnitude = bits & 0x7FFFFFFF
+    normal = ((magnitude + 0x7FFFF + ((magnitude >> 20) & 1)) >> 20) - (120 << 3)
+    # Below 2^-6 codes are multiples of 2^-9; adding 1.5 · 2^23 leaves the rounded multiple in the last bits.
+    small = (tl.abs(x) * 512.0 + 12582912.0).to(tl.int32, bitcast=True) & 15
+    return (tl.where(magnitude < (121 << 23), small, normal) | ((bits >> 24) & 0x80)).to(tl.uint8)
+
+
+@triton.jit
+def e4m3_values(codes):
+    """E4M3 codes of numbers that are not negative, int32 -> float32."""
+    # Shifted into place the exponent is 120 too small; of subnormal codes that is the whole story.
+    return (codes << 20).to(tl.float32, bitcast=True) * 2.0**60 * 2.0**60
+
+
+@triton.jit
+def power_of_two_exponent(target):
+    """Exponent byte of the smallest power of two that is not below `target`, a normal float32."""
+    return (target.to(tl.int32, bitcast=True) + 0x7FFFFF) >> 23
+
+
+@triton.jit
+def power_of_two(exponent):
+    """float32 of an exponent byte."""
+    return (exponent << 23).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def e2m1_codes(x):
+    """float32 within ±6 -> codes 0 … 15, to nearest; a middle belongs to the even one of its two codes."""
+    size = tl.abs(x)
+    code = (size > 0.25).to(tl.int32) + (size >= 0.75).to(tl.int32) + (size > 1.25).to(tl.int32)
+    code += (size >= 1.75).to(tl.int32) + (size > 2.5).to(tl.int32) + (size >= 3.5).to(tl.int32)
+    code += (size > 5.0).to(tl.int32)
+    return code | ((x.to(tl.int32, bitcast=True) >> 28) & 8)
+
+
+@triton.jit
+def e2m1_values(codes):
+    """Codes 0 … 15, int32 -> float32."""
+    size = ((codes & 7) << 22).to(tl.float32, bitcast=True) * 2.0**63 * 2.0**63
+    return tl.where((codes & 8) != 0, -size, size)
+
+
+@triton.jit
+def group_maxima(even, odd, ROWS: tl.constexpr, HALF: tl.constexpr, GROUP: tl.constexpr):
+    """even, odd [ROWS, HALF] channels -> largest magnitude of every GROUP channels [ROWS, 2 · HALF / GROUP]."""
+    largest = tl.maximum(tl.abs(even), tl.abs(odd)).reshape(ROWS, 2 * HALF // GROUP, GROUP // 2)
+    return tl.max(largest, 2)
+
+
+@triton.jit
+def spread_groups(values, ROWS: tl.constexpr, HALF: tl.constexpr, GROUP: tl.constexpr):
+    """[ROWS, 2 · HALF / GROUP] -> each group's value at its even (or odd) channels [ROWS, HALF]."""
+    GROUPS: tl.constexpr = 2 * HALF // GROUP
+    return tl.broadcast_to(values[:, :, None], (ROWS, GROUPS, GROUP // 2)).reshape(ROWS, HALF)

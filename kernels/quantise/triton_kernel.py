@@ -1,0 +1,43 @@
+"""FP8 round trips in Triton: what a matrix with quantised inputs multiplies, in one pass."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from whalepod.kernels.packing_kernel import e4m3_bytes, e4m3_values, power_of_two, power_of_two_exponent
+
+GROUP = tl.constexpr(32)
+TARGET_MIN = tl.constexpr(1e-4 / 448.0)
+BLOCK_MAX = 1024
+
+
+@triton.jit
+def fp8_round_trip(x, ROWS: tl.constexpr, WIDTH: tl.constexpr):
+    """What an `FP8_BLOCK32` record of x [ROWS, WIDTH] float32 would hold."""
+    grouped = x.reshape(ROWS, WIDTH // GROUP, GROUP)
+    exponent = power_of_two_exponent(tl.maximum(tl.max(tl.abs(grouped), 2) / 448.0, TARGET_MIN))
+    inverse, scale = power_of_two(254 - exponent)[:, :, None], power_of_two(exponent)[:, :, None]
+    codes = e4m3_bytes(tl.clamp(grouped * inverse, -448.0, 448.0)).to(tl.int32)
+    size = e4m3_values(codes & 0x7F)
+    return (tl.where((codes & 0x80) != 0, -size, size) * scale).reshape(ROWS, WIDTH)
+
+
+@triton.jit
+def round_trip_kernel(x, out, BLOCK: tl.constexpr):
+    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    value = tl.load(x + at).to(tl.float32)
+    tl.store(out + at, fp8_round_trip(value.reshape(1, BLOCK), 1, BLOCK).reshape(BLOCK))
+
+
+def fp8_block32_round_trip(x: Tensor) -> Tensor:
+    """As `FP8_BLOCK32.round_trip`, for bfloat16 or float32 on a GPU, or in Triton's interpreter."""
+    x = x.contiguous()
+    out, block = torch.empty_like(x), 32
+    while block < BLOCK_MAX and x.numel() % (2 * block) == 0:
+        block *= 2
+    if x.numel():
+        round_trip_kernel[(x.numel() // block,)](x, out, BLOCK=block, num_warps=1 if block < 256 else 4)
+    return out

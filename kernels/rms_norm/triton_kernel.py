@@ -1,0 +1,83 @@
+"""Normalisation of whole rows in one pass, in Triton, alone or with the FP8 codes that a quantised matrix takes."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from whalepod.kernels.packing_kernel import e4m3_bytes, power_of_two, power_of_two_exponent, rounded
+
+GROUP = tl.constexpr(32)
+TARGET_MIN = tl.constexpr(1e-4 / 448.0)
+
+
+@triton.jit
+def rms_norm_kernel(
+    x, weight, out, codes, scales, eps, WIDTH: tl.constexpr, WIDE: tl.constexpr, QUANTISE: tl.constexpr
+):
+    """WIDE is the power of two from WIDTH on."""
+    row = tl.program_id(0).to(tl.int64)
+    channel = tl.arange(0, WIDE)
+    there = channel < WIDTH
+    value = tl.load(x + row * WIDTH + channel, mask=there, other=0.0).to(tl.float32)
+    root = 1.0 / tl.sqrt(tl.sum(value * value, 0) / WIDTH + eps)
+    value = value * root * tl.load(weight + channel, mask=there, other=0.0).to(tl.float32)
+    value = rounded(value, x.dtype.element_ty)
+    tl.store(out + row * WIDTH + channel, value, mask=there)
+    if QUANTISE:
+        grouped = value.reshape(WIDE // GROUP, GROUP)
+        exponent = power_of_two_exponent(tl.maximum(tl.max(tl.abs(grouped), 1) / 448.0, TARGET_MIN))
+        grouped = tl.clamp(grouped * power_of_two(254 - exponent)[:, None], -448.0, 448.0)
+        tl.store(codes + row * WIDTH + channel, e4m3_bytes(grouped.reshape(WIDE)), mask=there)
+        group = tl.arange(0, WIDE // GROUP)
+        tl.store(scales + row * (WIDTH // GROUP) + group, exponent.to(tl.uint8), mask=group < WIDTH // GROUP)
+
+
+def _warps(width: int) -> int:
+    return 4 if width <= 2048 else 8
+
+
+def rms_norm(x: Tensor, weight: Tensor, *, eps: float) -> Tensor:
+    """As `whalepod.kernels.rms_norm.rms_norm`, for bfloat16 or float32 on a GPU, or in Triton's interpreter."""
+    x, width = x.contiguous(), x.shape[-1]
+    out = torch.empty_like(x)
+    rows = x.numel() // width
+    if rows:
+        rms_norm_kernel[(rows,)](
+            x,
+            weight,
+            out,
+            out,
+            out,
+            eps,
+            WIDTH=width,
+            WIDE=triton.next_power_of_2(width),
+            QUANTISE=False,
+            num_warps=_warps(width),
+        )
+    return out
+
+
+def rms_norm_fp8(x: Tensor, weight: Tensor, *, eps: float) -> tuple[Tensor, Tensor, Tensor]:
+    """As `whalepod.kernels.rms_norm.rms_norm_fp8`."""
+    x, width = x.contiguous(), x.shape[-1]
+    out = torch.empty_like(x)
+    codes = torch.empty(x.shape, dtype=torch.uint8, device=x.device)
+    scales = torch.empty(*x.shape[:-1], width // 32, dtype=torch.uint8, device=x.device)
+    rows = x.numel() // width
+    if rows:
+        rms_norm_kernel[(rows,)](
+            x,
+            weight,
+            out,
+            codes,
+            scales,
+            eps,
+            WIDTH=width,
+            WIDE=triton.next_power_of_2(width),
+            QUANTISE=True,
+            num_warps=_warps(width),
+        )
+    return out, codes, scales
