@@ -107,6 +107,7 @@ def _oracle(config: ClusterConfig, fidelity: Fidelity) -> Oracle:
             chunk_tokens=config.prefill.chunk_tokens,
             quantized_caches=config.engine.quantized_caches,
             threads=config.engine.threads,
+            device=config.engine.device,
         )
         outputs = llm.generate(prompts, sampling)
         for output in outputs:

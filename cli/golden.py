@@ -17,6 +17,10 @@ if TYPE_CHECKING:
 
 def golden(
     directory: Annotated[Path, typer.Argument(metavar="DIR", help="A directory tree of golden vectors.")],
+    device: Annotated[str, typer.Option(help="Where the networks run: cpu, cuda or cuda:N.")] = "cpu",
+    bfloat16: Annotated[
+        bool, typer.Option("--bfloat16", help="By a network in bfloat16 with quantised caches, as a GPU serves it.")
+    ] = False,
 ) -> None:
     """Run every set of vectors below DIR, in the format of tests/golden/README.md.
 
@@ -29,10 +33,12 @@ def golden(
     from rich.table import Table
 
     from whalepod.engine.conformity_serving import run_serving_sets
+    from whalepod.engine.rank_model import usable_device
     from whalepod.model.conformity import Status
     from whalepod.model.conformity_runner import run_directory
 
     torch.set_num_threads(1)
+    usable_device(device)
     console = Console(width=None if sys.stdout.isatty() else 120)
     table = Table(title=f"Golden vectors of {directory}", box=SIMPLE_HEAD)
     table.add_column("set", no_wrap=True)
@@ -42,7 +48,8 @@ def golden(
     styles = {Status.PASSED: "green", Status.FAILED: "bold red"}
     results: list[SetResult] = []
     with console.status("loading") as status:
-        for result in run_directory(directory, runners={"serving": run_serving_sets}):
+        runners = {"serving": run_serving_sets}
+        for result in run_directory(directory, runners=runners, device=device, rounded=bfloat16):
             results.append(result)
             status.update(f"{result.name}: {result.status.value}")
             difference = "" if result.max_abs is None else f"{result.max_abs:.1e}"

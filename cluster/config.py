@@ -77,6 +77,7 @@ class EngineSettings(_Section):
     threads: int = Field(
         default=1, ge=1, description="CPU threads of one rank; results do not depend on it, speed does"
     )
+    device: str = Field(default="cpu", description="where ranks compute: `cpu`, `cuda` or `cuda:N`")
     quantized_caches: bool = Field(
         default=True, description="keep KV as the release does; off: float32, for comparisons"
     )

@@ -284,6 +284,7 @@ class RankProcess:
             quantized_caches=config.engine.quantized_caches,
             threads=config.engine.threads,
             kept_rows=config.engine.kept_rows,
+            device=config.engine.device,
         )
         self._store = connect_rank_store(
             config,

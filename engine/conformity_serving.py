@@ -16,7 +16,7 @@ from torch import Tensor
 
 from whalepod.model.batch import Segment
 from whalepod.model.caches import Caches
-from whalepod.model.conformity import Comparison, SetResult, Vectors, compare
+from whalepod.model.conformity import Comparison, SetResult, Vectors, compare, on_cpu
 from whalepod.model.conformity_draft import compare_round, draft_round
 from whalepod.model.conformity_folder import Mode, VectorFolder, cache_formats
 from whalepod.model.conformity_rows import compare_logits, token_list
@@ -71,6 +71,7 @@ class _Rank:
             block_tokens=block_tokens,
             role=network.role,
             dtype=torch.promote_types(network.dtype, torch.float32),
+            device=network.device,
         )
         return cls(network, boundaries, StateImage(caches, network.config), caches)
 
@@ -104,7 +105,7 @@ class _Rank:
                 write_start=plan.write_start if plan else 0,
                 logits_start=0,
             )
-            logits.append(self.network.forward([segment], self.caches, recorder=recorder))
+            logits.append(self.network.forward([segment], self.caches, recorder=on_cpu(recorder)).cpu())
         return torch.cat(logits)
 
     def receive(
@@ -179,7 +180,9 @@ class _Prompt:
         """The weights of a rank without the layers above the last KV source."""
         if not self._encoder:
             directory = self.folder.checkpoint(self.mode)
-            self._encoder.append(Network.load(directory, role=ModelRole.ENCODER, dtype=self.network.dtype))
+            self._encoder.append(
+                Network.load(directory, role=ModelRole.ENCODER, dtype=self.network.dtype, device=self.network.device)
+            )
         return self._encoder[0]
 
     def cold(self) -> _Rank:

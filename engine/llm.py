@@ -85,10 +85,11 @@ class LLM:
         async_scheduling: bool | None = None,
         quantized_caches: bool = True,
         threads: int = 1,
+        device: str = "cpu",
         variables: Mapping[str, str] = os.environ,
     ) -> None:
-        """Reads the weights in the directory `model`. What the model decides if None: `block_tokens`,
-        `context_tokens_max`. What is not given is taken from `variables` of the published engine, as
+        """Reads the weights in the directory `model` to `device` (`cpu`, `cuda`, `cuda:N`). What the model decides if
+        None: `block_tokens`, `context_tokens_max`. What is not given is taken from `variables` of the published engine, as
         `docs/configuration.md` lists them: `model`, `fidelity` (else exact), `slots` (else 16), `chunk_tokens` (else
         512), `async_scheduling` (else on).
 
@@ -106,6 +107,7 @@ class LLM:
             block_tokens=block_tokens,
             quantized_caches=quantized_caches,
             threads=threads,
+            device=device,
             kept_rows=_number(upstream, "engine.kept_rows"),
         )
         options = RankOptions(

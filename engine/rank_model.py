@@ -8,6 +8,7 @@ from typing import Self
 
 import torch
 
+from whalepod.core.errors import ConfigError
 from whalepod.kernels.quantise import FP8_BLOCK32, PackedFormat
 from whalepod.kvstore.namespace import Namespace
 from whalepod.kvstore.value_format import BlockLayout
@@ -22,8 +23,8 @@ from whalepod.model.weights_fingerprint import weights_fingerprint
 from .boundaries import Boundaries
 from .state_image import block_layout
 
-COMPUTE_DTYPE = torch.float32
-"""The CPU reference kernels work in float32 whatever the files hold."""
+DTYPES = {"cpu": torch.float32, "cuda": torch.bfloat16}
+"""What a network works in on a kind of device, whatever the files hold: the reference kernels in float32."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,22 +53,29 @@ class RankModel:
         quantized_caches: bool = True,
         threads: int = 1,
         kept_rows: int | None = None,
+        device: str = "cpu",
     ) -> Self:
-        """Read the weights of `role`. `block_tokens` None: the model's. Results do not depend on `threads`.
-        `kept_rows`: as many as the model must have.
+        """Read the weights of `role` to `device` (`cpu`, `cuda`, `cuda:1`). `block_tokens` None: the model's. Results
+        depend on the kind of device, not on `threads`. `kept_rows`: as many as the model must have.
 
         Sets the threads of the process. Raises ConfigError or CheckpointError.
         """
         torch.set_num_threads(threads)
+        place = usable_device(device)
+        dtype = DTYPES[place.type]
         config = ModelConfig.from_dir(model_dir)
         config.check_kept_rows(kept_rows)
         boundaries = Boundaries(config, config.block_tokens if block_tokens is None else block_tokens)
-        formats = RELEASE_FORMATS if quantized_caches else plain_formats(COMPUTE_DTYPE)
+        formats = RELEASE_FORMATS if quantized_caches else plain_formats(dtype)
         input_format = FP8_BLOCK32 if config.quantization_config is not None else None
-        network = Network.load(model_dir, role=role, dtype=COMPUTE_DTYPE, input_format=input_format)
+        network = Network.load(model_dir, role=role, dtype=dtype, input_format=input_format, device=place)
         tokenizer = Tokenizer.from_dir(model_dir)
         namespace = namespace_of(
-            boundaries, formats, weights=weights_fingerprint(model_dir), tokenizer=tokenizer.fingerprint
+            boundaries,
+            formats,
+            weights=weights_fingerprint(model_dir),
+            tokenizer=tokenizer.fingerprint,
+            numerics=numerics_name(network),
         )
         return cls(
             network=network,
@@ -97,10 +105,43 @@ class RankModel:
 
     def allocate(self, *, blocks: int, slots: int) -> Caches:
         """Zeroed caches of this role."""
-        return _allocate(self.config, self.formats, self.boundaries, blocks=blocks, slots=slots, role=self.role)
+        return _allocate(
+            self.config,
+            self.formats,
+            self.boundaries,
+            blocks=blocks,
+            slots=slots,
+            role=self.role,
+            device=self.network.device,
+        )
 
 
-def namespace_of(boundaries: Boundaries, formats: CacheFormats, *, weights: bytes, tokenizer: bytes) -> Namespace:
+def usable_device(name: str) -> torch.device:
+    """Raises ConfigError if there is no such device here."""
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise ConfigError(f"device must be cpu, cuda or cuda:N, not {name!r}") from None
+    if device.type not in DTYPES:
+        raise ConfigError(f"device must be cpu, cuda or cuda:N, not {name!r}")
+    if device.type == "cuda":
+        count = torch.cuda.device_count()
+        if (device.index or 0) >= count:
+            raise ConfigError(f"device {name} is not there: PyTorch {torch.__version__} sees {count} GPUs here")
+    return device
+
+
+def numerics_name(network: Network) -> str:
+    """How a rank calculates: ranks that do so alike write the same state."""
+    dtype = str(network.dtype).removeprefix("torch.")
+    if network.device.type == "cpu":
+        return f"cpu reference, {dtype}"
+    return f"{torch.cuda.get_device_name(network.device)}, {dtype}"
+
+
+def namespace_of(
+    boundaries: Boundaries, formats: CacheFormats, *, weights: bytes, tokenizer: bytes, numerics: str
+) -> Namespace:
     """Everything that must match for two ranks to exchange state. Roles do not: they write the same rows."""
     config = boundaries.config
     rope = config.rope(config.last_kv_source)
@@ -123,7 +164,7 @@ def namespace_of(boundaries: Boundaries, formats: CacheFormats, *, weights: byte
         truncation="compact",
         kept_rows=config.kept_rows,
         has_draft=config.num_nextn_predict_layers > 0,
-        numerics=f"cpu reference, {str(COMPUTE_DTYPE).removeprefix('torch.')}",
+        numerics=numerics,
     )
 
 
@@ -135,9 +176,12 @@ def _allocate(
     blocks: int,
     slots: int,
     role: ModelRole = ModelRole.FULL,
+    device: torch.device | str = "cpu",
 ) -> Caches:
     tokens = boundaries.block_tokens
-    return Caches.allocate(config, blocks=blocks, slots=slots, formats=formats, block_tokens=tokens, role=role)
+    return Caches.allocate(
+        config, blocks=blocks, slots=slots, formats=formats, block_tokens=tokens, role=role, device=device
+    )
 
 
 def _format_name(record_format: RecordFormat) -> str:

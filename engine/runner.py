@@ -48,7 +48,7 @@ class Runner:
         for index, row in enumerate(rows):
             if row.sequence.prompt_scores is not None:
                 self._score(run, index, row.segment, row.sequence.prompt_scores)
-        logits = self._network.logits(run).float().numpy()
+        logits = self._network.logits(run).float().cpu().numpy()
         counts = [
             0 if start is None else end - start
             for start, end in ((r.segment.logits_start, r.segment.end) for r in rows)
@@ -67,7 +67,8 @@ class Runner:
         at_once = max(1, SCORED_VALUES_AT_ONCE // self._network.config.vocab_size)
         for start in range(wanted.start, wanted.stop, at_once):
             count = min(at_once, wanted.stop - start)
-            scores.take(self._network.logits(run, rows=run.plan.kept_rows(index, start, count)).float().numpy())
+            logits = self._network.logits(run, rows=run.plan.kept_rows(index, start, count))
+            scores.take(logits.float().cpu().numpy())
 
 
 def run_isolated(runner: StepRunner, rows: Ordered[LaunchedRows]) -> list[LogitsOrError]:

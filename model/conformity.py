@@ -26,6 +26,8 @@ from torch import Tensor
 
 from whalepod.core.errors import CheckpointError
 
+from .forward_pass import Recorder
+
 LOGITS_TOLERANCE = 1e-4
 """Largest difference of logits that rounding explains: the reference in float64 is within 1.6e-5 of its float32."""
 FAILURES_SHOWN = 3
@@ -65,14 +67,14 @@ class Comparison:
         if got.shape != wanted.shape:
             self.fail(f"{label}: shape {list(got.shape)}, not {list(wanted.shape)}")
             return
-        difference = largest_difference(got, wanted)
+        difference = largest_difference(got.cpu(), wanted)
         self.max_abs = max(self.max_abs or 0.0, difference)
         if not difference <= tolerance:
             self.fail(f"{label}: {difference:.2e} > {tolerance:.0e}")
 
     def roughly(self, label: str, got: Tensor, wanted: Tensor, *, share: float) -> None:
         """For arithmetic in bfloat16: largest difference at most `share` of the largest value. No part of `max_abs`."""
-        difference, limit = largest_difference(got, wanted), share * float(wanted.abs().max())
+        difference, limit = largest_difference(got.cpu(), wanted), share * float(wanted.abs().max())
         if not difference <= limit:
             self.fail(f"{label}: {difference:.2e} > {limit:.2e}")
 
@@ -80,8 +82,8 @@ class Comparison:
         """Integers or bytes, all the same."""
         if got.shape != wanted.shape:
             self.fail(f"{label}: shape {list(got.shape)}, not {list(wanted.shape)}")
-        elif not torch.equal(got.long(), wanted.long()):
-            self.fail(f"{label}: {int((got.long() != wanted.long()).sum())} of {wanted.numel()} differ")
+        elif not torch.equal(got.cpu().long(), wanted.long()):
+            self.fail(f"{label}: {int((got.cpu().long() != wanted.long()).sum())} of {wanted.numel()} differ")
 
     def fail(self, message: str) -> None:
         self.failures.append(message)
@@ -138,6 +140,11 @@ class Vectors:
     def heads(self) -> list[str]:
         """First parts of the names, each once, in order."""
         return list(dict.fromkeys(name.split(".", 1)[0] for name in sorted(self.arrays)))
+
+
+def on_cpu(recorder: Recorder | None) -> Recorder | None:
+    """A recorder that is shown what it records where the vectors are."""
+    return None if recorder is None else lambda name, value: recorder(name, value.cpu())
 
 
 def compare(name: str, check: Callable[[Comparison], None]) -> SetResult:

@@ -62,10 +62,10 @@ def _check_layer_by_layer(c: Comparison, vectors: Vectors, run: PromptRun) -> No
         for layer in network.layers:
             before = f"layer{layer.number - 1}"
             if layer.number > 0:
-                state.streams = _padded(vectors[f"{before}.out"], padding).to(network.dtype)
-                state.pre = _padded(vectors[f"{before}.pre_mix_next"], padding).to(state.pre.dtype)
+                state.streams = _padded(vectors[f"{before}.out"], padding).to(network.device, network.dtype)
+                state.pre = _padded(vectors[f"{before}.pre_mix_next"], padding).to(state.pre)
             layer(state)
-            _check_layer(c, layer.number, state.streams[: len(run.ids)], vectors)
+            _check_layer(c, layer.number, state.streams[: len(run.ids)].cpu(), vectors)
 
 
 def _check_layer(c: Comparison, layer: int, streams: Tensor, vectors: Vectors) -> None:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from .caches import Caches
-from .conformity import Comparison, Vectors
+from .conformity import Comparison, Vectors, on_cpu
 from .conformity_folder import Mode, VectorFolder
 from .conformity_rows import PromptRun, compare_logits, token_list
 from .draft import Anchor
@@ -33,7 +33,9 @@ def check_drafts(c: Comparison, vectors: Vectors, folder: VectorFolder, mode: Mo
             wanted, label = unit.below(f"pos{position}."), f"{head} pos{position}"
             c.equal(f"{label} token", torch.tensor(ids[position : position + 1]), wanted["token"])
             logits = run.rows(position, position + 1, recorder=recorded.__setitem__)
-            anchor = Anchor(run.slot, position + 1, int(logits[-1].argmax()), window_start=run.floor)
+            # In bfloat16 the target's best two may change places: the drafter is asked about the vectors' one.
+            token = int(wanted["output_ids"][0]) if mode.rounded else int(logits[-1].argmax())
+            anchor = Anchor(run.slot, position + 1, token, window_start=run.floor)
             recorded |= draft_round(network, run.caches, anchor)
             pairs.append((label, recorded["base_logits"], wanted["base_logits"]))
             if not mode.quantised_caches:
@@ -45,10 +47,10 @@ def draft_round(network: Network, caches: Caches, anchor: Anchor) -> dict[str, T
     """What one round makes of an anchor, by the names of the vectors."""
     drafter, values = network.drafter, dict[str, Tensor]()
     assert drafter is not None, "the checkpoint has no draft blocks"
-    drafts = drafter.draft([anchor], caches, recorder=values.__setitem__)
+    drafts = drafter.draft([anchor], caches, recorder=on_cpu(values.__setitem__))
     values["output_ids"] = torch.tensor([anchor.token_id, *drafts.ids[0].tolist()])
     if drafts.confidence is not None:
-        values["confidence"] = drafts.confidence[0]
+        values["confidence"] = drafts.confidence[0].cpu()
     return values
 
 
@@ -67,6 +69,6 @@ def _check_rings(c: Comparison, unit: Vectors, run: PromptRun, tokens: int) -> N
     positions = torch.arange(max(0, tokens - config.window), tokens)
     for block, windows in caches.draft_windows.items():
         ring = torch.zeros(config.window, config.head_dim, dtype=run.network.dtype)
-        rows = windows[run.slot, positions % caches.ring_rows]
+        rows = windows[run.slot].cpu()[positions % caches.ring_rows]
         ring[positions % config.window] = caches.formats.window.decode(rows, config.head_dim, ring.dtype)
         c.floats(f"block{block}.window_ring", ring, unit[f"block{block}.window_ring"])

@@ -29,10 +29,17 @@ class Mode(Enum):
     DEQUANT_F32 = "dequant_f32"
     DEQUANT_KVQ = "dequant_kvq"
     RELEASE_BF16 = "release_bf16"
+    OURS_BF16 = "ours_bf16"
+    """No mode of the reference: our network in bfloat16 with quantised caches, as a GPU serves it, against vectors of
+    `f32` or `kvq`."""
+
+    @property
+    def rounded(self) -> bool:
+        return self in (Mode.RELEASE_BF16, Mode.OURS_BF16)
 
     @property
     def quantised_weights(self) -> bool:
-        return self not in (Mode.F32, Mode.KVQ)
+        return self not in (Mode.F32, Mode.KVQ, Mode.OURS_BF16)
 
     @property
     def quantised_caches(self) -> bool:
@@ -53,14 +60,16 @@ class VectorFolder:
     path: Path
     name: str
     """Path below the directory that was asked for."""
+    device: str = "cpu"
+    """Where networks run."""
     checkpoints: dict[str, ModelConfig] = field(default_factory=dict)
     """Directory name -> configuration."""
     _networks: dict[tuple[str, torch.dtype, bool], Network] = field(default_factory=dict)
 
     @classmethod
-    def open(cls, path: Path, name: str) -> VectorFolder:
+    def open(cls, path: Path, name: str, *, device: str = "cpu") -> VectorFolder:
         """Raises ConfigError for a checkpoint whose configuration is none."""
-        folder = cls(path, name)
+        folder = cls(path, name, device)
         for directory in sorted(path.glob(f"{CHECKPOINT_PREFIX}*")):
             if (directory / CONFIG_FILE).is_file():
                 folder.checkpoints[directory.name] = ModelConfig.from_dir(directory)
@@ -92,11 +101,13 @@ class VectorFolder:
     def network(self, mode: Mode, *, dtype: torch.dtype | None = None) -> Network:
         """The network of `mode`, loaded once; in float32 (bfloat16 in `release_bf16`) unless `dtype` is given."""
         release = mode is Mode.RELEASE_BF16
-        dtype = dtype or (torch.bfloat16 if release else torch.float32)
+        dtype = dtype or (torch.bfloat16 if mode.rounded else torch.float32)
         checkpoint = self.checkpoint(mode)
         key = (checkpoint.name, dtype, release)
         if key not in self._networks:
-            self._networks[key] = Network.load(checkpoint, dtype=dtype, input_format=FP8_BLOCK32 if release else None)
+            self._networks[key] = Network.load(
+                checkpoint, dtype=dtype, input_format=FP8_BLOCK32 if release else None, device=self.device
+            )
         return self._networks[key]
 
 
@@ -108,7 +119,7 @@ def parse_file(path: Path) -> SetFile | None:
     """`prefill_f32`, `detail_dequant_kvq`: set and mode. `kvq_f32`, `release_bf16`: several sets, of mode `kvq` on the
     weights of `f32`, or of that mode. None for other names."""
     # The longest mode first: dequant_f32 is no set of mode f32.
-    for mode in sorted(Mode, key=lambda mode: -len(mode.value)):
+    for mode in sorted(set(Mode) - {Mode.OURS_BF16}, key=lambda mode: -len(mode.value)):
         kind = path.stem.removesuffix(mode.value)
         if kind == "":
             return SetFile(path, None, mode)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from .batch import Segment
 from .caches import Caches
-from .conformity import LOGITS_TOLERANCE, Comparison, Vectors
+from .conformity import LOGITS_TOLERANCE, Comparison, Vectors, on_cpu
 from .conformity_folder import Mode, VectorFolder, cache_formats
 from .forward_pass import Recorder
 from .network import Network
@@ -41,6 +41,7 @@ class PromptRun:
             slots=2,
             formats=cache_formats(self.mode, dtype),
             dtype=torch.promote_types(dtype, torch.float32),
+            device=self.network.device,
         )
 
     @property
@@ -58,9 +59,8 @@ class PromptRun:
         recorder: Recorder | None = None,
     ) -> Tensor:
         """Compute the rows at positions start … end - 1 in one forward; their logits."""
-        return self.network.forward(
-            [self.segment(start, end, window_start, write_start, logits_start)], self.caches, recorder=recorder
-        )
+        segment = self.segment(start, end, window_start, write_start, logits_start)
+        return self.network.forward([segment], self.caches, recorder=on_cpu(recorder)).cpu()
 
     def segment(
         self, start: int, end: int, window_start: int = 0, write_start: int = 0, logits_start: int | None = 0
@@ -102,7 +102,7 @@ def compare_logits(c: Comparison, pairs: Sequence[tuple[str, Tensor, Tensor]], m
         if got.shape != wanted.shape:
             c.fail(f"{label}: shape {list(got.shape)}, not {list(wanted.shape)}")
             return
-    if mode is Mode.RELEASE_BF16:
+    if mode.rounded:
         for label, got, wanted in pairs:
             mean = float((got - wanted).abs().mean())
             c.note(f"{label}: mean difference {mean:.3f}")
@@ -157,14 +157,14 @@ def cache_array(run: PromptRun, layer: int, part: str) -> Tensor:
     if part == "window_ring":
         positions = torch.arange(max(0, tokens - config.window), tokens)
         ring = torch.zeros(config.window, head, dtype=dtype)
-        rows = caches.windows[layer][run.slot, positions % caches.ring_rows]
+        rows = caches.windows[layer][run.slot].cpu()[positions % caches.ring_rows]
         ring[positions % config.window] = caches.formats.window.decode(rows, head, dtype)
         return ring
     ratio = config.ratio(layer)
     if part in ("partial_kv", "partial_score"):
         positions = torch.arange(tokens - tokens % ratio, tokens)
         partial = torch.zeros(ratio, head, dtype=caches.groups[layer].dtype)
-        rows = caches.groups[layer][run.slot, positions % caches.group_ring_rows]
+        rows = caches.groups[layer][run.slot].cpu()[positions % caches.group_ring_rows]
         partial[positions % ratio] = rows[:, 0 if part == "partial_kv" else 1]
         return partial
     entries = tokens // ratio

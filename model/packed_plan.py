@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -190,7 +190,7 @@ class PackedPlan:
         ratios = sorted({config.ratio(source) for source in config.kv_source_layer_ids})
         trimmed = bool((kept.starts > every.starts).any())
         rows_max = int((every.ends - every.starts).max(initial=0))
-        sizes = {
+        sizes: dict[str, Any] = {
             "window": config.window,
             "ring_rows": caches.ring_rows,
             # The last row's record must not take the place of one that the first row sees.

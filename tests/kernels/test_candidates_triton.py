@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from typing import Any
 
 import pytest
 import torch
@@ -57,7 +58,7 @@ def test_maxima_match(entries: int) -> None:
 def test_scores_of_candidates_match() -> None:
     given = world(128)
     blocks = blocks_of(given["visible"])
-    sizes = {"block": BLOCK, "entries_per_block": PER_BLOCK}
+    sizes: dict[str, Any] = {"block": BLOCK, "entries_per_block": PER_BLOCK}
     ours = triton_kernel.candidate_scores(**given, blocks=blocks, **sizes, tile=16, tiles=1)
     wanted, seen = candidate_scores(**given, blocks=blocks, **sizes)
     assert torch.equal(triton_kernel.seen_candidates(blocks, given["visible"], block=BLOCK), seen)
@@ -88,6 +89,6 @@ def test_places_match(restricted: bool) -> None:
     blocks = blocks_of(given["visible"])
     chosen = torch.tensor([[-1, -1, -1], [0, -1, -1], [0, 5, 31], [3, 9, -1], [1, 30, 31]], dtype=torch.int32)
     arguments = (chosen, given["tables"], given["segments"], blocks if restricted else None)
-    sizes = {"block": BLOCK, "entries_per_block": PER_BLOCK}
+    sizes: dict[str, Any] = {"block": BLOCK, "entries_per_block": PER_BLOCK}
     ours, wanted = triton_kernel.entry_places(*arguments, **sizes), entry_places(*arguments, **sizes)
     assert all(torch.equal(a, b) for a, b in zip(ours, wanted, strict=True))

@@ -26,9 +26,9 @@ def test_routed_experts_match_whatever_the_load(rows: int, experts: int, rounded
     gate_up = torch.randn(experts, 2 * columns, width, generator=generator) / 8
     down = torch.randn(experts, width, columns, generator=generator) / 8
     arguments = (x, ids, weights, gate_up, down)
-    options = {"limit": 1.5, "input_format": FP8_BLOCK32 if rounded else None}
-    ours = triton_kernel.routed_experts(*arguments, **options)
-    wanted = reference.routed_experts(*arguments, **options)
+    input_format = FP8_BLOCK32 if rounded else None
+    ours = triton_kernel.routed_experts(*arguments, limit=1.5, input_format=input_format)
+    wanted = reference.routed_experts(*arguments, limit=1.5, input_format=input_format)
     # A rounded input may flip where sums have another order.
     assert (ours - wanted).norm() <= (2e-3 if rounded else 1e-6) * wanted.norm()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from typing import Any
 
 import pytest
 import torch
@@ -16,7 +17,7 @@ from whalepod.kernels.quantise import FP4_BLOCK16, MXFP4_BLOCK32
 WIDTH, KEY_WIDTH, PAIRS, POOL = 128, 64, 8, 40
 
 
-def arguments(ratio: int, dtype: torch.dtype, rows: int = 19) -> list[torch.Tensor | None]:
+def arguments(ratio: int, dtype: torch.dtype, rows: int = 19) -> list[Any]:
     generator = torch.Generator().manual_seed(ratio)
     ring = torch.randn(12, 2 * WIDTH, generator=generator) if ratio > 1 else None
     earlier = None
@@ -55,8 +56,8 @@ def pools() -> tuple[torch.Tensor, torch.Tensor]:
 def test_records_match_and_others_stay(ratio: int, dtype: torch.dtype) -> None:
     given = arguments(ratio, dtype)
     ours, theirs = pools(), pools()
-    triton_kernel.write_global_entries(*given, *ours, eps=1e-20)
-    reference.write_global_entries(*given, *theirs, eps=1e-20)
+    triton_kernel.write_global_entries(*[*given, *ours], eps=1e-20)
+    reference.write_global_entries(*[*given, *theirs], eps=1e-20)
     written = given[8][given[8] >= 0].long()
     others = torch.ones(POOL, dtype=torch.bool).index_fill(0, written, False)
     for kind, width, mine, wanted in zip((FP4_BLOCK16, MXFP4_BLOCK32), (WIDTH, KEY_WIDTH), ours, theirs, strict=True):
@@ -69,8 +70,8 @@ def test_records_match_and_others_stay(ratio: int, dtype: torch.dtype) -> None:
 
 def test_the_entry_point_takes_the_reference_for_cpu_tensors() -> None:
     given, ours, theirs = arguments(2, torch.float32), pools(), pools()
-    write_global_entries(*given, *ours, eps=1e-20)
-    reference.write_global_entries(*given, *theirs, eps=1e-20)
+    write_global_entries(*[*given, *ours], eps=1e-20)
+    reference.write_global_entries(*[*given, *theirs], eps=1e-20)
     assert all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))
 
 
