@@ -218,7 +218,7 @@ class BatchPlan:
     def kept_rows(self, segment: int, start: int, count: int) -> Tensor:
         """Which of the kept rows are those of positions `start` … `start + count - 1` of a segment, by its place."""
         first = int(self.kept.offsets[segment] + start - self.kept.starts[segment])
-        return torch.arange(first, first + count)
+        return torch.arange(first, first + count, device=self.kept_positions.device)
 
 
 def pool_rows(blocks: Indices, entries: Indices, entries_per_block: int) -> Indices:

@@ -26,7 +26,7 @@ def check_detail(c: Comparison, vectors: Vectors, folder: VectorFolder, mode: Mo
         return
     recorded["logits"] = run.rows(0, len(ids), recorder=recorded.__setitem__)
     if mode.quantised_caches:
-        _check_until_flip(c, vectors, recorded, mode)
+        _check_until_flip(c, vectors, recorded, mode, run.network.device)
         return
     for name, wanted in vectors.arrays.items():
         if name.startswith("cache."):
@@ -40,9 +40,11 @@ def check_detail(c: Comparison, vectors: Vectors, folder: VectorFolder, mode: Mo
     compare_caches(c, run, vectors.below("cache."))
 
 
-def _check_until_flip(c: Comparison, vectors: Vectors, recorded: Mapping[str, Tensor], mode: Mode) -> None:
+def _check_until_flip(
+    c: Comparison, vectors: Vectors, recorded: Mapping[str, Tensor], mode: Mode, device: torch.device
+) -> None:
     """A flipped rounding changes its row and later rows: choices must agree on the rows whose logits do."""
-    compare_logits(c, [("logits", recorded["logits"], vectors["logits"])], mode)
+    compare_logits(c, [("logits", recorded["logits"], vectors["logits"])], mode, device=device)
     rows = (recorded["logits"] - vectors["logits"]).abs().amax(dim=1) <= 1e-4
     for name, wanted in vectors.arrays.items():
         if name.startswith("cache.") or name not in recorded:

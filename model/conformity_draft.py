@@ -40,7 +40,7 @@ def check_drafts(c: Comparison, vectors: Vectors, folder: VectorFolder, mode: Mo
             pairs.append((label, recorded["base_logits"], wanted["base_logits"]))
             if not mode.quantised_caches:
                 compare_round(c, label, recorded, wanted)
-    compare_logits(c, pairs, mode)
+    compare_logits(c, pairs, mode, device=network.device)
 
 
 def draft_round(network: Network, caches: Caches, anchor: Anchor) -> dict[str, Tensor]:

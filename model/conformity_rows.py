@@ -17,6 +17,9 @@ from .network import Network
 
 KVQ_ROWS_MIN = 0.95
 """Share of rows that quantised caches must leave within tolerance: float32 noise moves few values over a boundary."""
+KVQ_ROWS_MIN_ON_GPU = 0.75
+"""The same on a GPU, whose exponentials and sines differ in the last bit: a value that flips there changes every row
+after its own."""
 BF16_MEAN_MAX = 0.6
 """Mean difference of logits (of standard deviation 2) that bfloat16 may make; the reference differs from itself by up
 to 0.28 if sums are ordered differently."""
@@ -93,11 +96,13 @@ def check_prefill(c: Comparison, vectors: Vectors, folder: VectorFolder, mode: M
         if f"{head}.rows" in vectors:
             logits = logits[vectors[f"{head}.rows"].long()]
         pairs.append((head, logits, vectors[f"{head}.logits"]))
-    compare_logits(c, pairs, mode)
+    compare_logits(c, pairs, mode, device=network.device)
 
 
-def compare_logits(c: Comparison, pairs: Sequence[tuple[str, Tensor, Tensor]], mode: Mode) -> None:
-    """(label, got, wanted) [rows, V] each, by the rule of the mode."""
+def compare_logits(
+    c: Comparison, pairs: Sequence[tuple[str, Tensor, Tensor]], mode: Mode, *, device: torch.device | None = None
+) -> None:
+    """(label, got, wanted) [rows, V] each, by the rule of the mode. `device`: where they were computed."""
     for label, got, wanted in pairs:
         if got.shape != wanted.shape:
             c.fail(f"{label}: shape {list(got.shape)}, not {list(wanted.shape)}")
@@ -109,21 +114,22 @@ def compare_logits(c: Comparison, pairs: Sequence[tuple[str, Tensor, Tensor]], m
             if not mean <= BF16_MEAN_MAX:
                 c.fail(f"{label}: mean difference {mean:.3f} > {BF16_MEAN_MAX}")
     elif mode.quantised_caches:
-        _compare_rows_with_flips(c, pairs)
+        on_gpu = device is not None and device.type == "cuda"
+        _compare_rows_with_flips(c, pairs, KVQ_ROWS_MIN_ON_GPU if on_gpu else KVQ_ROWS_MIN)
     else:
         for label, got, wanted in pairs:
             c.floats(label, got, wanted)
 
 
-def _compare_rows_with_flips(c: Comparison, pairs: Sequence[tuple[str, Tensor, Tensor]]) -> None:
+def _compare_rows_with_flips(c: Comparison, pairs: Sequence[tuple[str, Tensor, Tensor]], rows_min: float) -> None:
     """Rows are within tolerance until a rounding flips; `max_abs` is that of the rows without a flip."""
     differences = torch.cat([(got.double() - wanted.double()).abs().amax(dim=1) for _, got, wanted in pairs])
     close = differences <= LOGITS_TOLERANCE
     c.max_abs = float(differences[close].max()) if bool(close.any()) else None
     c.note(f"{int((~close).sum())} of {len(close)} rows flipped")
     share = float(close.double().mean())
-    if not share >= KVQ_ROWS_MIN:
-        c.fail(f"only {share:.1%} of {len(close)} rows within {LOGITS_TOLERANCE:.0e}, {KVQ_ROWS_MIN:.0%} wanted")
+    if not share >= rows_min:
+        c.fail(f"only {share:.1%} of {len(close)} rows within {LOGITS_TOLERANCE:.0e}, {rows_min:.0%} wanted")
 
 
 def check_decode(c: Comparison, vectors: Vectors, folder: VectorFolder, mode: Mode) -> None:
@@ -137,7 +143,7 @@ def check_decode(c: Comparison, vectors: Vectors, folder: VectorFolder, mode: Mo
         logits = torch.cat([run.rows(position, position + 1) for position in range(split, len(run.ids))])
         pairs.append((head, logits, wanted))
         compare_caches(c, run, vectors.below(f"{head}.cache."))
-    compare_logits(c, pairs, mode)
+    compare_logits(c, pairs, mode, device=network.device)
 
 
 def compare_caches(c: Comparison, run: PromptRun, wanted: Vectors) -> None:
@@ -198,8 +204,9 @@ def check_tail_exact(c: Comparison, vectors: Vectors, folder: VectorFolder, mode
     """`exact.logits_last8`: the prompt `tail`, all rows everywhere."""
     ids = token_list(folder.prompts(), "tail")
     wanted = vectors["exact.logits_last8"]
-    logits = PromptRun(folder.network(mode), mode, ids).rows(0, len(ids))
-    compare_logits(c, [("last rows", logits[-len(wanted) :], wanted)], mode)
+    network = folder.network(mode)
+    logits = PromptRun(network, mode, ids).rows(0, len(ids))
+    compare_logits(c, [("last rows", logits[-len(wanted) :], wanted)], mode, device=network.device)
 
 
 def check_tail_kept(c: Comparison, vectors: Vectors, folder: VectorFolder, mode: Mode) -> None:
@@ -216,7 +223,7 @@ def check_tail_kept(c: Comparison, vectors: Vectors, folder: VectorFolder, mode:
         pairs.append((head, logits[-len(wanted) :], wanted))
         if f"{head}.target_hidden_last" in unit and not mode.quantised_caches:
             c.floats(f"{head} taps", recorded["target_hidden"][-1], unit[f"{head}.target_hidden_last"])
-    compare_logits(c, pairs, mode)
+    compare_logits(c, pairs, mode, device=network.device)
 
 
 def check_tail_hit(c: Comparison, vectors: Vectors, folder: VectorFolder, mode: Mode, *, head: str) -> None:
@@ -233,4 +240,4 @@ def check_tail_hit(c: Comparison, vectors: Vectors, folder: VectorFolder, mode: 
         run.slot, run.floor = 1, start
         logits = run.rows(start, len(ids), window_start=start, write_start=boundary, logits_start=boundary)
         pairs.append((rows_head, logits, unit[f"{rows_head}.logits"]))
-    compare_logits(c, pairs, mode)
+    compare_logits(c, pairs, mode, device=network.device)

@@ -69,14 +69,23 @@ def _unpack_fp4(codes, scales, FAST: tl.constexpr):
 
 
 @triton.jit
+def _record_starts(rows, BYTES: tl.constexpr):
+    """Where records begin. The released model's are whole vectors, which lets them be read as such."""
+    start = rows.to(tl.int64) * BYTES
+    if BYTES % 16 == 0:
+        start = tl.multiple_of(start, 16)
+    return start
+
+
+@triton.jit
 def _fp8_rows(records, rows, valid, HALF: tl.constexpr, FAST: tl.constexpr):
     """Rows of FP8 records (width codes, then a power of two per 32 channels) -> even, odd [keys, HALF] bfloat16."""
     GROUPS: tl.constexpr = HALF // 16
     BYTES: tl.constexpr = 2 * HALF + GROUPS
-    start = rows.to(tl.int64) * BYTES
+    start = _record_starts(rows, BYTES)
     columns = tl.arange(0, HALF)
     words = tl.load(
-        (records + tl.multiple_of(start, 16)[:, None]).to(tl.pointer_type(tl.int16)) + columns[None, :],
+        (records + start[:, None]).to(tl.pointer_type(tl.int16)) + columns[None, :],
         mask=valid[:, None],
         other=0,
     )
@@ -93,10 +102,10 @@ def _fp4_rows(records, rows, valid, HALF: tl.constexpr, FAST: tl.constexpr):
     """Rows of FP4 records (two codes a byte, then an E4M3 scale per 16 channels) -> even, odd [keys, HALF] bfloat16."""
     GROUPS: tl.constexpr = HALF // 8
     BYTES: tl.constexpr = HALF + GROUPS
-    start = rows.to(tl.int64) * BYTES
+    start = _record_starts(rows, BYTES)
     columns = tl.arange(0, HALF)
     codes = tl.load(
-        records.to(tl.pointer_type(tl.int8)) + tl.multiple_of(start, 16)[:, None] + columns[None, :],
+        records.to(tl.pointer_type(tl.int8)) + start[:, None] + columns[None, :],
         mask=valid[:, None],
         other=0,
     )

@@ -1,0 +1,204 @@
+"""The kernels on a GPU at the released model's sizes, against the plain versions there. Skipped without a GPU; run in a
+process of its own, because the other tests switch Triton's interpreter on."""
+
+from __future__ import annotations
+
+import os
+from functools import partial
+
+import pytest
+import torch
+from torch import Tensor
+
+from whalepod.kernels.candidates import candidate_blocks, candidate_scores, entry_places
+from whalepod.kernels.candidates import reference as candidates_reference
+from whalepod.kernels.engram_gate import let_in
+from whalepod.kernels.engram_gate import reference as gate_reference
+from whalepod.kernels.experts import dense_expert, routed_experts
+from whalepod.kernels.experts import reference as experts_reference
+from whalepod.kernels.global_entries import reference as entries_reference
+from whalepod.kernels.global_entries import write_global_entries
+from whalepod.kernels.index_queries import index_queries
+from whalepod.kernels.index_queries import reference as queries_reference
+from whalepod.kernels.indexer import candidate_mask, select_top
+from whalepod.kernels.linear import grouped_linear, linear
+from whalepod.kernels.packed_index_scores import packed_index_scores
+from whalepod.kernels.packed_index_scores import reference as scores_reference
+from whalepod.kernels.quantise import FP4_BLOCK16, FP8_BLOCK32, MXFP4_BLOCK32, PackedFormat, round_trip
+from whalepod.kernels.rms_norm import reference as norm_reference
+from whalepod.kernels.rms_norm import rms_norm, rms_norm_fp8
+from whalepod.kernels.rope import reference as rope_reference
+from whalepod.kernels.rope import rotate_in_place
+from whalepod.kernels.router import reference as router_reference
+from whalepod.kernels.router import route
+from whalepod.kernels.top_entries import top_entries
+
+pytestmark = pytest.mark.skipif(
+    not torch.cuda.is_available() or os.environ.get("TRITON_INTERPRET") == "1", reason="needs a GPU"
+)
+
+WIDTH, KEY_WIDTH, PAIRS, HIDDEN = 512, 128, 32, 5120
+BF16 = 4e-3
+"""Relative norm that rounding results to bfloat16 explains."""
+
+
+def draw(*shape: int, seed: int = 0) -> Tensor:
+    generator = torch.Generator("cuda").manual_seed(seed)
+    return torch.randn(*shape, device="cuda", generator=generator)
+
+
+def bf16(*shape: int, seed: int = 0) -> Tensor:
+    return draw(*shape, seed=seed).bfloat16()
+
+
+def angles(rows: int) -> tuple[Tensor, Tensor]:
+    turned = draw(rows, PAIRS, seed=99) * 6
+    return turned.cos(), turned.sin()
+
+
+def assert_close(ours: Tensor, wanted: Tensor, tolerance: float = BF16) -> None:
+    difference = (ours.double() - wanted.double()).norm() / wanted.double().norm().clamp(min=1e-30)
+    assert float(difference) <= tolerance, float(difference)
+
+
+@pytest.mark.parametrize("rows", [48, 1536])
+def test_norms(rows: int) -> None:
+    x, weight = bf16(rows, HIDDEN), bf16(HIDDEN, seed=1)
+    wanted = norm_reference.rms_norm(x.float(), weight.float(), eps=1e-20)
+    assert_close(rms_norm(x, weight, eps=1e-20), wanted)
+    out, codes, scales = rms_norm_fp8(x, weight, eps=1e-20)
+    assert_close(out, wanted)
+    assert torch.equal(torch.cat((codes, scales), dim=1), FP8_BLOCK32.encode(out))
+
+
+def test_round_trips() -> None:
+    x = bf16(384, HIDDEN) * torch.exp(draw(384, HIDDEN, seed=2) * 3).bfloat16()
+    assert torch.equal(round_trip(x, FP8_BLOCK32), FP8_BLOCK32.decode(FP8_BLOCK32.encode(x), HIDDEN, x.dtype))
+
+
+def test_rotation_of_queries() -> None:
+    x, (cos, sin) = bf16(384, 64, WIDTH), angles(384)
+    wanted = rope_reference.rotate(x.float(), *rope_reference.rotary_factors(cos, sin, WIDTH))
+    rotate_in_place(x, cos, sin)
+    assert_close(x, wanted)
+
+
+@pytest.mark.parametrize("rows", [1, 48, 1536])
+def test_index_queries(rows: int) -> None:
+    queries, (cos, sin) = bf16(rows, 32, KEY_WIDTH), angles(rows)
+    ours, wanted = index_queries(queries, cos, sin), queries_reference.index_queries(queries, cos, sin)
+    assert (ours != wanted).float().mean() < 1e-3
+
+
+@pytest.mark.parametrize(("rows", "ratio"), [(48, 2), (1536, 2), (48, 1), (513, 1)])
+def test_global_entries(rows: int, ratio: int) -> None:
+    grouped = ratio > 1
+    raw = draw(rows, WIDTH * (2 if grouped else 1))
+    ring = draw(100, 2 * WIDTH, seed=1) if grouped else None
+    earlier = (torch.arange(rows, device="cuda")[:, None] - 1).int() if grouped else None
+    destinations = torch.full((rows,), -1, dtype=torch.int32, device="cuda")
+    ends = torch.arange(0, rows, ratio, device="cuda")
+    destinations[ends] = torch.randperm(2 * rows, device="cuda", generator=torch.Generator("cuda").manual_seed(3))[
+        : len(ends)
+    ].int()
+    weight = (draw(KEY_WIDTH, WIDTH, seed=4) * WIDTH**-0.5).bfloat16()
+    pools = [
+        [torch.zeros(2 * rows, kind.record_bytes(width), dtype=torch.uint8, device="cuda") for _ in range(2)]
+        for kind, width in ((FP4_BLOCK16, WIDTH), (MXFP4_BLOCK32, KEY_WIDTH))
+    ]
+    given = (raw, ring, earlier, bf16(WIDTH, seed=5), weight, bf16(KEY_WIDTH, seed=6), *angles(rows), destinations)
+    write_global_entries(*given, pools[0][0], pools[1][0], eps=1e-20)
+    entries_reference.write_global_entries(*given, pools[0][1], pools[1][1], eps=1e-20)
+    kinds: list[tuple[PackedFormat, int]] = [(FP4_BLOCK16, WIDTH), (MXFP4_BLOCK32, KEY_WIDTH)]
+    for (kind, width), (ours, wanted) in zip(kinds, pools, strict=True):
+        a, b = (kind.decode(pool, width, torch.float32) for pool in (ours, wanted))
+        # A bfloat16 rounding that flips may carry a value over the middle between two codes.
+        assert (a != b).float().mean() < 0.01
+        assert_close(a, b, 0.05)
+
+
+@pytest.mark.parametrize("entries", [20_000, 131_072])
+def test_candidates_and_the_best_among_them(entries: int) -> None:
+    rows, heads, block, top_blocks, per_block = 12, 32, 8, 2048, 256
+    blocks_each = -(-entries // per_block)
+    queries = MXFP4_BLOCK32.round_trip(bf16(rows, heads, KEY_WIDTH))
+    weights = draw(rows, heads, seed=1) * (KEY_WIDTH * heads) ** -0.5
+    keys = MXFP4_BLOCK32.encode(draw(2 * blocks_each * per_block, KEY_WIDTH, seed=2))
+    generator = torch.Generator("cuda").manual_seed(3)
+    tables = torch.randperm(2 * blocks_each, device="cuda", generator=generator).int().view(2, blocks_each)
+    segments = torch.arange(2, device="cuda", dtype=torch.int32).repeat_interleave(rows // 2)
+    visible = (entries - rows // 2 + 1 + torch.arange(rows // 2, device="cuda").repeat(2)).int()
+    groups = torch.tensor([[0, 6], [6, 6], [0, 1]], dtype=torch.int32, device="cuda")
+    scores = packed_index_scores(
+        queries, weights, keys, tables, segments, visible, groups, entries_per_block=per_block, group_rows=6,
+        entries_max=blocks_each * per_block,
+    )  # fmt: skip
+    wanted = scores_reference.packed_index_scores(
+        queries, weights, keys, tables, visible, groups, entries_per_block=per_block,
+        entries_max=blocks_each * per_block,
+    )  # fmt: skip
+    seen = torch.arange(blocks_each * per_block, device="cuda") < visible[:, None]
+    assert_close(scores[seen], wanted[seen], 1e-5)
+
+    blocks = candidate_blocks(scores, visible, block=block, top_blocks=top_blocks)
+    mask = candidate_mask(scores.masked_fill(~seen, -torch.inf), visible.long(), block=block, top_blocks=top_blocks)
+    for row in range(rows):
+        found = blocks[row][blocks[row] >= 0]
+        assert torch.equal(found.long(), mask[row, ::block].nonzero().flatten())
+    arguments = (queries, weights, keys, tables, segments, visible, blocks)
+    ours, counts = candidate_scores(*arguments, block=block, entries_per_block=per_block)
+    wanted = candidates_reference.candidate_scores(*arguments, block=block, entries_per_block=per_block)
+    assert torch.equal(counts, candidates_reference.seen_candidates(blocks, visible, block=block))
+    there = torch.arange(top_blocks * block, device="cuda") < counts[:, None]
+    assert_close(ours[there], wanted[there], 1e-5)
+    chosen, places = entry_places(
+        top_entries(ours, counts, count=512), tables, segments, blocks, block=block, entries_per_block=per_block
+    )
+    best = select_top(scores.masked_fill(~seen, -torch.inf), mask & seen, count=512)
+    # The same products summed in another order: a score in the middle of a tie may fall to either side.
+    assert (chosen.long() != best).float().mean() < 0.02
+    again = tables[segments.long()[:, None], chosen.long() // per_block] * per_block + chosen % per_block
+    assert torch.equal(places, again)
+
+
+@pytest.mark.parametrize("rows", [48, 1536])
+def test_choice_of_experts(rows: int) -> None:
+    x, weight, bias = bf16(rows, HIDDEN), bf16(384, HIDDEN, seed=1) * HIDDEN**-0.5, draw(384, seed=2) * 0.1
+    ids, weights = route(x, weight, bias, chosen=6, factor=1.5)
+    wanted_ids, wanted = router_reference.route(x.float(), weight.float(), bias, chosen=6, factor=1.5)
+    same = (ids == wanted_ids).all(dim=1)
+    assert same.float().mean() > 0.98
+    assert_close(weights[same], wanted[same], 1e-3)
+
+
+def test_gated_memories() -> None:
+    streams, projected, weight = bf16(384, 4, HIDDEN), bf16(384, 5 * HIDDEN, seed=1), bf16(4, HIDDEN, seed=2)
+    text = torch.arange(384, device="cuda") % 3 > 0
+    wanted = gate_reference.let_in(streams.float(), projected.float(), weight.float(), text, eps=1e-20)
+    assert_close(let_in(streams, projected, weight, text, eps=1e-20), wanted)
+
+
+@pytest.mark.parametrize("input_format", [None, FP8_BLOCK32], ids=["plain", "fp8"])
+@pytest.mark.parametrize("rows", [7, 200])
+def test_experts(rows: int, input_format: PackedFormat | None) -> None:
+    experts, columns, choices = 24, 2304, 6
+    gate_up = (draw(experts, 2 * columns, HIDDEN, seed=1) * HIDDEN**-0.5).bfloat16()
+    down = (draw(experts, HIDDEN, columns, seed=2) * columns**-0.5).bfloat16()
+    x, weights = bf16(rows, HIDDEN), torch.softmax(draw(rows, choices, seed=3), dim=1)
+    ids = draw(rows, experts, seed=4).argsort(dim=1)[:, :choices]
+    # Three results are rounded one after the other: gates and values, hidden, output.
+    check = partial(assert_close, tolerance=2 * BF16 if input_format is None else 2e-2)
+    ours = routed_experts(x, ids, weights, gate_up, down, limit=10.0, input_format=input_format)
+    wanted = experts_reference.routed_experts(x, ids, weights, gate_up, down, limit=10.0, input_format=input_format)
+    check(ours, wanted)
+    ours = dense_expert(x, gate_up[0], down[0], limit=10.0, input_format=input_format)
+    check(ours, experts_reference.dense_expert(x, gate_up[0], down[0], limit=10.0, input_format=input_format))
+
+
+def test_products() -> None:
+    x, weight = bf16(48, HIDDEN), bf16(1280, HIDDEN, seed=1)
+    wanted = x.float() @ weight.float().t()
+    assert_close(linear(x, weight), wanted)
+    assert_close(linear(x, weight, out_dtype=torch.float32), wanted, 1e-5)
+    x, weight = bf16(48, 8, 4096), bf16(8, 1024, 4096, seed=1)
+    assert_close(grouped_linear(x, weight), torch.einsum("rgi,goi->rgo", x.float(), weight.float()))
