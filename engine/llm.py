@@ -89,8 +89,8 @@ class LLM:
         variables: Mapping[str, str] = os.environ,
     ) -> None:
         """Reads the weights in the directory `model` to `device` (`cpu`, `cuda`, `cuda:N`). What the model decides if
-        None: `block_tokens`, `context_tokens_max`. What is not given is taken from `variables` of the published engine, as
-        `docs/configuration.md` lists them: `model`, `fidelity` (else exact), `slots` (else 16), `chunk_tokens` (else
+        None: `block_tokens`, `context_tokens_max`. What is not given is taken from `variables` of the published engine,
+        as `docs/configuration.md` lists them: `model`, `fidelity` (else exact), `slots` (else 16), `chunk_tokens` (else
         512), `async_scheduling` (else on).
 
         Raises ConfigError or CheckpointError, ValueError on an unknown fidelity.
