@@ -42,10 +42,13 @@ class PlainBlockHeaders:
     _exact: Mapping[bytes, bool] = field(init=False)
     _before_identity: bytes = field(init=False)
     _after_owner: bytes = field(init=False)
+    header_bytes: int = field(init=False)
+    """Of header and extension."""
 
     def __post_init__(self) -> None:
         flags = Flag.MAC if self.signed else 0
-        object.__setattr__(self, "_start", MAGIC + struct.pack("<HH", VERSION, header_bytes_of(flags)))
+        object.__setattr__(self, "header_bytes", header_bytes_of(flags))
+        object.__setattr__(self, "_start", MAGIC + struct.pack("<HH", VERSION, self.header_bytes))
         exact_of = {struct.pack("<I", flags): False, struct.pack("<I", flags | Flag.EXACT): True}
         object.__setattr__(self, "_exact", exact_of)
         header = Header(
@@ -67,7 +70,7 @@ class PlainBlockHeaders:
         sizes = _DEPTH_TOKENS_BYTES.pack(key.depth, self.layout.block_tokens, self.layout.payload_bytes)
         plain = (
             exact is not None
-            and value_bytes == header_bytes_of(Flag.MAC if self.signed else 0) + self.layout.payload_bytes
+            and value_bytes == self.header_bytes + self.layout.payload_bytes
             and head[:8] == self._start
             and head[CLASS_AT:CHECKSUM_AT] == self._before_identity + key.hash + key.parent + sizes
             and head[VALID_FROM_AT:HEADER_CHECKSUM_AT] == self._after_owner

@@ -10,14 +10,14 @@ from __future__ import annotations
 
 import logging
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
 from random import Random
 
 from whalepod.core.clock import Clock, Deadline
 
 from . import metrics
-from .faults import ErrorReply, FaultReason, Meaning, StoreFault, code_label, meaning_of, raise_if_server_wide
+from .faults import ErrorReply, FaultReason, Meaning, StoreFault, code_label, meaning_of
+from .pipeline import ASKING, Batch, Flight, judged, read_values
 from .redis_shard import Greeting, Lane, Shard
 from .resp import Reply, RespConnection, command, gather
 from .scripts import DELETE_IF, RENEW, REPLACE_IF, ScriptCall
@@ -29,38 +29,11 @@ from .value_format import HEADER_BYTES, BytesLike
 
 logger = logging.getLogger(__name__)
 
-DRAIN_BYTES_MAX = 4 << 20
-"""More than this is not read to be thrown away: the connection is closed instead."""
 HOPS_MAX = 3
 """Servers asked about one item at most: the first, and those it leads to."""
-ASKING = command(b"ASKING")
 
 
-@dataclass(slots=True)
-class _Batch:
-    """Items of one pipeline that are still to be asked about, and where the server says that some of them are."""
-
-    items: Sequence[int]
-    asking: bool = False
-    elsewhere: dict[int, Redirection] = field(default_factory=dict)
-
-    def pipeline(self, commands: Mapping[int, Sequence[BytesLike]]) -> list[BytesLike]:
-        prefix = [ASKING] if self.asking else []
-        return [piece for item in self.items for piece in (*prefix, *commands[item])]
-
-    def judged(self, item: int, reply: Reply) -> Reply:
-        """The reply, unless it is a redirection, which is kept and None instead. Raises StoreFault, see `_judged`."""
-        if isinstance(reply, ErrorReply) and (redirection := Redirection.parse(reply)) is not None:
-            self.elsewhere[item] = redirection
-            return None
-        return _judged(reply)
-
-    def skip_asking(self, connection: RespConnection, deadline: Deadline) -> None:
-        if self.asking:
-            _judged(connection.read_reply(deadline=deadline))
-
-
-Talk = Callable[[RespConnection, Deadline, _Batch], None]
+Talk = Callable[[RespConnection, Deadline, Batch], None]
 
 
 class RedisTransport:
@@ -84,7 +57,7 @@ class RedisTransport:
         answers: list[Reply] = [None] * len(keys)
         commands = {item: [command(b"EXISTS", key)] for item, key in enumerate(keys)}
 
-        def talk(connection: RespConnection, deadline: Deadline, batch: _Batch) -> None:
+        def talk(connection: RespConnection, deadline: Deadline, batch: Batch) -> None:
             connection.send(batch.pipeline(commands), deadline=deadline)
             for item in batch.items:
                 batch.skip_asking(connection, deadline)
@@ -104,23 +77,19 @@ class RedisTransport:
     ) -> bool:
         """`renewals` travel in the same round trip."""
         answered = [False] * len(sinks)
-        commands = {item: [command(b"GET", sink.key)] for item, sink in enumerate(sinks)}
+        commands = {
+            item: [b"*2\r\n$3\r\nGET\r\n$%d\r\n%b\r\n" % (len(sink.key), sink.key)] for item, sink in enumerate(sinks)
+        }
         renewal = _renewal(renewals)
+        item_bytes = value_bytes // max(1, len(sinks))
 
-        def talk(connection: RespConnection, deadline: Deadline, batch: _Batch) -> None:
-            renew = renewals and not batch.asking
-            request = batch.pipeline(commands)
-            began_at_s, moved = self._clock.monotonic_s(), 0
-            connection.send([*request, *renewal.pieces()] if renew else request, deadline=deadline)
-            for item in batch.items:
-                batch.skip_asking(connection, deadline)
-                length = connection.read_value_length(deadline=deadline)
-                if isinstance(length, ErrorReply):
-                    batch.judged(item, length)
-                    continue
-                answered[item] = True
-                if length is not None:
-                    moved += _take_value(connection, sinks[item], length, deadline)
+        def talk(connection: RespConnection, deadline: Deadline, batch: Batch) -> None:
+            requests = batch.requests(commands)
+            if renew := bool(renewals) and not batch.asking:
+                requests[-1] += renewal.pieces()
+            flight = Flight(connection, requests, item_bytes=item_bytes, deadline=deadline)
+            began_at_s = self._clock.monotonic_s()
+            moved = read_values(connection, batch, sinks, answered, flight, deadline=deadline)
             self._topology.note_read(connection, moved, self._clock.monotonic_s() - began_at_s)
             if renew:
                 _settle(connection, renewal, deadline)
@@ -134,16 +103,18 @@ class RedisTransport:
     ) -> list[Written]:
         outcomes = [Written.UNKNOWN] * len(values)
         commands = {item: _set_command(value, only_if_absent=only_if_absent) for item, value in enumerate(values)}
+        total = sum(value.value_bytes for value in values)
+        item_bytes = total // max(1, len(values))
 
-        def talk(connection: RespConnection, deadline: Deadline, batch: _Batch) -> None:
-            connection.send(batch.pipeline(commands), deadline=deadline)
-            for item in batch.items:
+        def talk(connection: RespConnection, deadline: Deadline, batch: Batch) -> None:
+            flight = Flight(connection, batch.requests(commands), item_bytes=item_bytes, deadline=deadline)
+            for done, item in enumerate(batch.items):
+                flight.proceed(done)
                 batch.skip_asking(connection, deadline)
                 reply = connection.read_reply(deadline=deadline)
                 judged = batch.judged(item, reply)
                 outcomes[item] = Written.DROPPED if item in batch.elsewhere else _written(judged)
 
-        total = sum(value.value_bytes for value in values)
         keys = [value.key for value in values]
         self._ask(shard, Lane.DATA, keys, talk, deadline=deadline, value_bytes=total)
         return outcomes
@@ -153,7 +124,7 @@ class RedisTransport:
         last = b"%d" % (HEADER_BYTES - 1)
         commands = {item: [command(b"GETRANGE", key, b"0", last)] for item, key in enumerate(keys)}
 
-        def talk(connection: RespConnection, deadline: Deadline, batch: _Batch) -> None:
+        def talk(connection: RespConnection, deadline: Deadline, batch: Batch) -> None:
             connection.send(batch.pipeline(commands), deadline=deadline)
             for item in batch.items:
                 batch.skip_asking(connection, deadline)
@@ -183,7 +154,7 @@ class RedisTransport:
         answers: list[Reply] = [None] * len(keys)
         commands = {item: [command(b"UNLINK", key)] for item, key in enumerate(keys)}
 
-        def talk(connection: RespConnection, deadline: Deadline, batch: _Batch) -> None:
+        def talk(connection: RespConnection, deadline: Deadline, batch: Batch) -> None:
             connection.send(batch.pipeline(commands), deadline=deadline)
             for item in batch.items:
                 batch.skip_asking(connection, deadline)
@@ -199,17 +170,17 @@ class RedisTransport:
         self, shard: Place, lane: Lane, keys: Sequence[bytes], talk: Talk, *, deadline: Deadline, value_bytes: int = 0
     ) -> bool:
         """Ask about every key, following the servers' redirections; True if each was answered or led somewhere."""
-        pending = [(self._topology.own(shard), _Batch(range(len(keys))))]
+        pending = [(self._topology.own(shard), Batch(range(len(keys))))]
         answered = True
         for _ in range(HOPS_MAX):
-            following: list[tuple[Shard, _Batch]] = []
+            following: list[tuple[Shard, Batch]] = []
             for server, batch in pending:
                 done, demoted = _exchanged(server, lane, batch, talk, deadline=deadline, value_bytes=value_bytes)
                 if demoted:
                     # The server has become a replica: its name, or the cluster, may lead to the new primary.
                     metrics.REDIRECTIONS.labels("readonly").inc()
                     self._topology.learn(deadline)
-                    following.append((self._topology.shard_of(keys[batch.items[0]]), _Batch(batch.items)))
+                    following.append((self._topology.shard_of(keys[batch.items[0]]), Batch(batch.items)))
                 answered &= done or demoted
                 following += self._led_elsewhere(server, batch)
             pending = following
@@ -217,7 +188,7 @@ class RedisTransport:
                 return answered
         return False
 
-    def _led_elsewhere(self, server: Shard, batch: _Batch) -> list[tuple[Shard, _Batch]]:
+    def _led_elsewhere(self, server: Shard, batch: Batch) -> list[tuple[Shard, Batch]]:
         by_target: dict[tuple[Shard, bool], list[int]] = defaultdict(list)
         if batch.elsewhere and not self._topology.is_cluster:
             logger.error("store %s is a node of a Redis Cluster: say so in the settings (store.cluster)", server.name)
@@ -225,12 +196,12 @@ class RedisTransport:
         for item, redirection in batch.elsewhere.items():
             metrics.REDIRECTIONS.labels("ask" if redirection.ask else "moved").inc()
             by_target[self._topology.follow(redirection, asked=server), redirection.ask].append(item)
-        return [(target, _Batch(items, asking=ask)) for (target, ask), items in by_target.items()]
+        return [(target, Batch(items, asking=ask)) for (target, ask), items in by_target.items()]
 
     def _run(self, shard: Place, lane: Lane, call: ScriptCall, deadline: Deadline, *, value_bytes: int = 0) -> Reply:
         answer: list[Reply] = [None]
 
-        def talk(connection: RespConnection, deadline: Deadline, batch: _Batch) -> None:
+        def talk(connection: RespConnection, deadline: Deadline, batch: Batch) -> None:
             connection.send([*([ASKING] if batch.asking else []), *call.pieces()], deadline=deadline)
             batch.skip_asking(connection, deadline)
             reply = _settle(connection, call, deadline, asking=batch.asking)
@@ -241,7 +212,7 @@ class RedisTransport:
 
 
 def _exchanged(
-    server: Shard, lane: Lane, batch: _Batch, talk: Talk, *, deadline: Deadline, value_bytes: int
+    server: Shard, lane: Lane, batch: Batch, talk: Talk, *, deadline: Deadline, value_bytes: int
 ) -> tuple[bool, bool]:
     """Whether the server answered, and whether it did not because it has become a replica."""
     demoted: list[StoreFault] = []
@@ -259,52 +230,23 @@ def _exchanged(
     return done, bool(demoted)
 
 
-def _take_value(connection: RespConnection, sink: ValueSink, length: int, deadline: Deadline) -> int:
-    """Read the value that follows into its sink, or past it. Bytes read."""
-    head = connection.read_bytes(min(length, HEADER_BYTES), deadline=deadline)
-    places = sink.open(head, length)
-    if places is None:
-        rest = length - len(head)
-        if rest > DRAIN_BYTES_MAX:
-            raise StoreFault(FaultReason.OVERSIZE)
-        connection.skip(rest, deadline=deadline)
-        connection.end_value(deadline=deadline)
-        return length
-    assert sum(len(place) for place in places) == length - len(head), "a sink opened for another length"
-    for place in places:
-        connection.read_into(place, deadline=deadline)
-    connection.end_value(deadline=deadline)
-    sink.finish()
-    return length
-
-
 def _settle(connection: RespConnection, call: ScriptCall, deadline: Deadline, *, asking: bool = False) -> Reply:
     """The reply to a call that was sent; a server that does not know the script yet gets its source, once."""
     reply = connection.read_reply(deadline=deadline)
     if isinstance(reply, ErrorReply) and meaning_of(reply) is Meaning.NO_SCRIPT:
         connection.send([*([ASKING] if asking else []), *call.pieces(by_source=True)], deadline=deadline)
         if asking:
-            _judged(connection.read_reply(deadline=deadline))
+            judged(connection.read_reply(deadline=deadline))
         reply = connection.read_reply(deadline=deadline)
     if isinstance(reply, ErrorReply) and (reply.code == "NOPERM" or _leads(reply)):
         # Without scripts lives are not renewed and corrupt values wait for their end: no reason to lose the store.
         metrics.ERRORS.labels(code_label(reply)).inc()
         return reply
-    return _judged(reply)
+    return judged(reply)
 
 
 def _leads(reply: ErrorReply) -> bool:
     return Redirection.parse(reply) is not None
-
-
-def _judged(reply: Reply) -> Reply:
-    """The reply, its error counted. Raises StoreFault if the error is the whole server's."""
-    if isinstance(reply, ErrorReply):
-        metrics.ERRORS.labels(code_label(reply)).inc()
-        if meaning_of(reply) is Meaning.BUG:
-            logger.error("store: %s %s", reply.code, reply.message)
-        raise_if_server_wide(reply)
-    return reply
 
 
 def _renewal(renewals: Sequence[Renewal]) -> ScriptCall:

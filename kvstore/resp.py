@@ -19,6 +19,7 @@ from typing import Final
 from whalepod.core.clock import Deadline
 
 from .faults import ErrorReply, FaultReason, StoreFault
+from .native_reads import NATIVE, Arrived, Foreseen
 from .settings import StoreAddress
 from .value_format import BytesLike
 
@@ -144,6 +145,25 @@ class RespConnection:
         if isinstance(reply, ErrorReply) or reply is None:
             return reply
         raise StoreFault(FaultReason.PROTOCOL, "a value was expected")
+
+    def read_values(
+        self, values: Sequence[Foreseen], requests: Sequence[bytes], *, sent: int, ahead: int, deadline: Deadline
+    ) -> Arrived | None:
+        """Ask for leading values whose lengths are foreseen, and receive them.
+
+        `sent` of the requests are on their way, `ahead` of the answers may be. If all went well and not all are there,
+        the next reply is another one: `read_value_length` tells. None: the native half was not built.
+        """
+        if NATIVE is None:
+            return None
+        read_ahead = (self._ahead, self._start, self._end)
+        timeout_s = deadline.remaining_s()
+        arrived = NATIVE.read(
+            self._socket.fileno(), values, requests, read_ahead, sent=sent, ahead=ahead, timeout_s=timeout_s
+        )
+        self._start, self._end = arrived.start, arrived.end
+        self._armed[socket.SO_RCVTIMEO] = NEVER
+        return arrived
 
     def read_into(self, view: memoryview, *, deadline: Deadline) -> None:
         """Fill all of `view` (one-dimensional bytes) with what comes next. Raises StoreFault."""

@@ -14,6 +14,7 @@ from typing import Protocol
 
 from whalepod.core.clock import Deadline
 
+from .native_reads import Foreseen
 from .value_format import BytesLike
 
 
@@ -23,13 +24,18 @@ class ValueSink(Protocol):
     @property
     def key(self) -> bytes: ...
 
+    def foresee(self) -> Foreseen | None:
+        """Where the value may be received before `open`, if it has exactly that length. None: its length is not
+        known."""
+        ...
+
     def open(self, head: bytes, value_bytes: int) -> Sequence[memoryview] | None:
         """Judge the value's first bytes (256, or all of a shorter one); returns where the rest goes, None to refuse
         it."""
         ...
 
-    def finish(self) -> None:
-        """The rest is in place."""
+    def finish(self, *, payload_hash: int | None = None) -> None:
+        """The rest is in place. `payload_hash`: xxh3-64 of its last piece, if somebody has taken it."""
         ...
 
 

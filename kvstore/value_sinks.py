@@ -1,5 +1,5 @@
-"""Where values go as they are read: a header is judged before a byte of payload is received, the payload after its
-last.
+"""Where values go as they are read: nothing counts before its header has been judged, and its payload after the last
+byte.
 
 Both sinks keep why a value was not used and the bytes it began with, so that a corrupt one can be removed and no other.
 """
@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 from whalepod.core.block_keys import BlockKey
 
+from .native_reads import Foreseen
 from .plain_block_headers import PlainBlockHeaders
 from .store_keys import block_store_key, snapshot_identity
 from .value_format import (
@@ -63,6 +64,9 @@ class BlockSink:
         """The block is in the buffer, from elsewhere."""
         self.verified, self.exact, self.rejected = True, exact, None
 
+    def foresee(self) -> Foreseen | None:
+        return Foreseen(self.headers.header_bytes, self.buffer) if self.buffer else None
+
     def open(self, head: bytes, value_bytes: int) -> Sequence[memoryview] | None:
         self._head = head
         plain = self.headers.read(head, self.block, value_bytes=value_bytes)
@@ -83,12 +87,14 @@ class BlockSink:
             return None
         return (self.buffer,) if self._extension is None else (self._extension, self.buffer)
 
-    def finish(self) -> None:
+    def finish(self, *, payload_hash: int | None = None) -> None:
         follows = (self.buffer,) if self._extension is None else (self._extension, self.buffer)
         refusal: Refusal | None = None
         if isinstance(self._checksum, Header):
             refusal = self._checksum.payload_refusal(follows)
-        elif payload_checksum(follows) != self._checksum:
+        elif payload_hash is None or self._extension is not None:
+            refusal = Refusal.CHECKSUM if payload_checksum(follows) != self._checksum else None
+        elif payload_hash != self._checksum:
             refusal = Refusal.CHECKSUM
         if refusal is None:
             refusal = _mac_refusal(self.mac, self._head, (self.buffer,), self._extension)
@@ -123,6 +129,9 @@ class SnapshotSink:
     _parts: tuple[memoryview, ...] = field(default=(), init=False)
     _extension: memoryview | None = field(default=None, init=False)
 
+    def foresee(self) -> Foreseen | None:
+        return None
+
     def open(self, head: bytes, value_bytes: int) -> Sequence[memoryview] | None:
         header = parse_header(head)
         refusal = header if isinstance(header, Refusal) else self._refusal(header, value_bytes)
@@ -141,7 +150,7 @@ class SnapshotSink:
     def _follows(self) -> tuple[memoryview, ...]:
         return self._parts if self._extension is None else (self._extension, *self._parts)
 
-    def finish(self) -> None:
+    def finish(self, *, payload_hash: int | None = None) -> None:  # noqa: ARG002  it is of one part only
         header = self._header
         assert header is not None
         refusal = header.payload_refusal(self._follows)

@@ -1,0 +1,128 @@
+"""The C half of reading values: `read_values.c`, if the installation could build it. All works without it, slower.
+
+places of a batch ──▶ whalepod_read_values (no interpreter, no lock) ──▶ how many arrived as foreseen
+"""
+
+from __future__ import annotations
+
+import ctypes
+import sysconfig
+from array import array
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from xxhash import _xxhash  # pyright: ignore[reportAttributeAccessIssue]  its compiled half has no stub
+
+from .faults import FaultReason, StoreFault
+
+_FAULTS = (None, FaultReason.TIMEOUT, FaultReason.RESET, FaultReason.PROTOCOL)
+_TIMEOUT_NS_MAX = 3600 * 10**9
+
+
+class Foreseen(NamedTuple):
+    """Where a value of a known length goes before anybody has judged it."""
+
+    head_bytes: int
+    """Of header and extension, received apart from the payload."""
+    payload: memoryview
+    """Writable bytes."""
+
+
+class Arrived(NamedTuple):
+    """What came of a call."""
+
+    heads: Sequence[bytearray]
+    """Of the leading values, which are in place."""
+    payload_hashes: Sequence[int | None]
+    """Their payloads' xxh3-64, if it was taken."""
+    sent: int
+    start: int
+    end: int
+    """Of what is read ahead now."""
+    fault: StoreFault | None
+    """What put the connection in doubt."""
+
+
+class _Requests(ctypes.Structure):
+    _fields_ = (("bytes", ctypes.c_char_p), ("sent", ctypes.c_int64), ("ahead", ctypes.c_int64))
+
+
+class _Ahead(ctypes.Structure):
+    _fields_ = (
+        ("bytes", ctypes.c_void_p),
+        ("capacity", ctypes.c_int64),
+        ("start", ctypes.c_int64),
+        ("end", ctypes.c_int64),
+    )
+
+
+class NativeReads:
+    """The loaded library."""
+
+    def __init__(self, library: ctypes.CDLL) -> None:
+        """Raises AttributeError if it is another library."""
+        self._read = library.whalepod_read_values
+        self._read.argtypes = (
+            ctypes.c_int, ctypes.c_void_p, ctypes.c_int64, ctypes.POINTER(_Requests), ctypes.POINTER(_Ahead),
+            ctypes.c_void_p, ctypes.c_int64, ctypes.POINTER(ctypes.c_int64),
+        )  # fmt: skip
+        self._read.restype = ctypes.c_int
+        self._hash = _xxh3()
+
+    def read(
+        self,
+        descriptor: int,
+        values: Sequence[Foreseen],
+        requests: Sequence[bytes],
+        read_ahead: tuple[bytearray, int, int],
+        *,
+        sent: int,
+        ahead: int,
+        timeout_s: float,
+    ) -> Arrived:
+        """Read leading `values`; `sent` of their `requests` are on their way, `ahead` may be. `read_ahead`: a buffer,
+        and from where to where it holds what was received before."""
+        heads = [bytearray(value.head_bytes) for value in values]
+        held: list[ctypes.c_char] = []  # holds the buffers where they are
+        places = array("Q")
+        request_end = 0
+        for head, value, request in zip(heads, values, requests, strict=True):
+            for data in (head, value.payload):
+                held.append(byte := ctypes.c_char.from_buffer(data))
+                places.append(ctypes.addressof(byte))
+                places.append(len(data))
+            request_end += len(request)
+            places.append(request_end)
+            places.append(0)
+        buffer, start, end = read_ahead
+        held.append(ours := ctypes.c_char.from_buffer(buffer))
+        asked, done = _Requests(b"".join(requests), sent, ahead), ctypes.c_int64()
+        received = _Ahead(ctypes.addressof(ours), len(buffer), start, end)
+        timeout_ns = min(int(timeout_s * 1e9), _TIMEOUT_NS_MAX)
+        at = places.buffer_info()[0]
+        reason = _FAULTS[self._read(descriptor, at, len(values), asked, received, self._hash, timeout_ns, done)]
+        fault = StoreFault(reason, "receive") if reason else None
+        count = done.value
+        hashes = places[5 : 6 * count : 6] if self._hash else [None] * count
+        return Arrived(heads[:count], hashes, asked.sent, received.start, received.end, fault)
+
+
+def _xxh3() -> int | None:
+    """Address of the hash function inside the xxhash package's own library; None: it does not show it."""
+    try:
+        return ctypes.cast(ctypes.CDLL(_xxhash.__file__).XXH3_64bits, ctypes.c_void_p).value
+    except (OSError, AttributeError):
+        return None
+
+
+def load() -> NativeReads | None:
+    """None: it was not built here."""
+    path = Path(__file__).with_name(f"_read_values{sysconfig.get_config_var('EXT_SUFFIX')}")
+    try:
+        return NativeReads(ctypes.CDLL(str(path)))
+    except (OSError, AttributeError):
+        return None
+
+
+NATIVE = load()

@@ -1,0 +1,226 @@
+"""Batches of values over one connection, read by the native half and by Python alone."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+import pytest
+import xxhash
+
+from tests.kvstore.values import LAYOUT, NAMESPACE, buffers, chain, payload_of, soon
+from whalepod.core.clock import SYSTEM_CLOCK, Deadline
+from whalepod.core.ids import Incarnation
+from whalepod.kvstore import pipeline, resp
+from whalepod.kvstore.faults import FaultReason, StoreFault
+from whalepod.kvstore.native_reads import NATIVE, Foreseen
+from whalepod.kvstore.pipeline import Batch, Flight, read_values
+from whalepod.kvstore.plain_block_headers import PlainBlockHeaders
+from whalepod.kvstore.resp import RespConnection, command
+from whalepod.kvstore.settings import StoreSettings
+from whalepod.kvstore.value_mac import ValueMac
+from whalepod.kvstore.value_sinks import BlockSink
+from whalepod.kvstore.value_writer import ValueWriter
+
+KEYS = chain(6)
+MAC = ValueMac(b"m" * 32)
+Ends = tuple[RespConnection, socket.socket]
+
+
+@pytest.fixture
+def ends() -> Iterator[Ends]:
+    ours, theirs = socket.socketpair()
+    connection = RespConnection(ours)
+    yield connection, theirs
+    connection.close()
+    theirs.close()
+
+
+@pytest.fixture(params=["native", "python"])
+def reader(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    if request.param == "python":
+        monkeypatch.setattr(resp, "NATIVE", None)
+    elif NATIVE is None:
+        pytest.skip("the native half was not built here")
+    return request.param
+
+
+pytestmark = pytest.mark.usefixtures("reader")
+
+
+@dataclass
+class Read:
+    """What came of reading `KEYS`."""
+
+    sinks: list[BlockSink]
+    answered: list[bool]
+    fault: StoreFault | None = None
+    moved: int = field(default=0)
+
+    @property
+    def verified(self) -> list[bool]:
+        return [sink.verified for sink in self.sinks]
+
+
+def value_of(index: int, *, mac: ValueMac | None = None) -> bytes:
+    writer = ValueWriter(NAMESPACE, LAYOUT, Incarnation(1), StoreSettings(), SYSTEM_CLOCK, mac)
+    value = writer.block(KEYS[index], (payload_of(KEYS[index]),), exact=True)
+    return b"".join(bytes(piece) for piece in value.pieces)
+
+
+def bulk(value: bytes) -> bytes:
+    return b"$%d\r\n%b\r\n" % (len(value), value)
+
+
+def read(
+    ends: Ends,
+    serve: Callable[[socket.socket], None],
+    *,
+    mac: ValueMac | None = None,
+    deadline: Deadline | None = None,
+) -> Read:
+    """Read all of `KEYS` from what `serve` sends."""
+    connection, theirs = ends
+    headers = PlainBlockHeaders(NAMESPACE, LAYOUT, signed=mac is not None)
+    sinks = [BlockSink(key, view, headers, False, mac) for key, view in zip(KEYS, buffers(len(KEYS)), strict=True)]
+    result = Read(sinks, [False] * len(sinks))
+    batch = Batch(range(len(sinks)))
+    requests = batch.requests({item: [command(b"GET", sink.key)] for item, sink in enumerate(sinks)})
+    deadline = deadline or soon()
+    flight = Flight(connection, requests, item_bytes=LAYOUT.payload_bytes, deadline=deadline)
+    thread = threading.Thread(target=serve, args=(theirs,))
+    thread.start()
+    try:
+        result.moved = read_values(connection, batch, sinks, result.answered, flight, deadline=deadline)
+    except StoreFault as fault:
+        result.fault = fault
+    thread.join()
+    return result
+
+
+def sends(*replies: bytes) -> Callable[[socket.socket], None]:
+    return lambda theirs: theirs.sendall(b"".join(replies))
+
+
+def test_values_arrive_in_place(ends: Ends) -> None:
+    done = read(ends, sends(*(bulk(value_of(index)) for index in range(6))))
+    assert done.verified == done.answered == [True] * 6
+    assert done.moved == 6 * (256 + LAYOUT.payload_bytes)
+    assert [bytes(sink.buffer) for sink in done.sinks] == [payload_of(key) for key in KEYS]
+
+
+def test_signed_values_arrive_in_place(ends: Ends) -> None:
+    done = read(ends, sends(*(bulk(value_of(index, mac=MAC)) for index in range(6))), mac=MAC)
+    assert done.verified == [True] * 6
+
+
+def test_a_signed_value_among_others_is_longer_and_as_good(ends: Ends) -> None:
+    values = [value_of(index, mac=MAC if index == 2 else None) for index in range(6)]
+    assert read(ends, sends(*map(bulk, values))).verified == [True] * 6
+
+
+OTHER_REPLIES = {
+    "null": b"$-1\r\n",
+    "null3": b"_\r\n",
+    "error": b"-ERR no\r\n",
+    "short": bulk(b"x" * 100),
+    "empty": bulk(b""),
+    "longer": bulk(value_of(2) + b"x"),
+    "pushed null": b">1\r\n+m\r\n$-1\r\n",
+}
+
+
+@pytest.mark.parametrize("place", [0, 2, 5])
+@pytest.mark.parametrize("reply", OTHER_REPLIES.values(), ids=OTHER_REPLIES.keys())
+def test_another_reply_at_any_place_costs_its_own_block_and_no_other(ends: Ends, reply: bytes, place: int) -> None:
+    replies = [bulk(value_of(index)) for index in range(6)]
+    replies[place] = reply
+    done = read(ends, sends(*replies))
+    assert done.fault is None
+    assert done.verified == [index != place for index in range(6)]
+
+
+def test_replies_that_come_byte_by_byte_are_understood(ends: Ends) -> None:
+    stream = b"".join([bulk(value_of(0)), b"$-1\r\n", *(bulk(value_of(index)) for index in range(2, 6))])
+
+    def drip(theirs: socket.socket) -> None:
+        theirs.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+        for at in range(0, len(stream), 97):
+            theirs.sendall(stream[at : at + 97])
+
+    assert read(ends, drip).verified == [True, False, True, True, True, True]
+
+
+def test_a_value_of_wrong_bytes_is_refused(ends: Ends) -> None:
+    replies = [bulk(value_of(index)) for index in range(6)]
+    replies[3] = replies[3][:-9] + b"\0" * 7 + b"\r\n"
+    replies[4] = replies[5]
+    assert read(ends, sends(*replies)).verified == [True, True, True, False, False, True]
+
+
+@pytest.mark.parametrize(
+    ("stream", "reason"),
+    [
+        (bulk(value_of(0)) + bulk(value_of(1))[:-2] + b"xx", FaultReason.PROTOCOL),
+        (bulk(value_of(0)) + bulk(value_of(1))[:3000], FaultReason.RESET),
+        (bulk(value_of(0)) + b"$52", FaultReason.RESET),
+        (bulk(value_of(0)), FaultReason.RESET),
+        (bulk(value_of(0)) + b"?\r\n", FaultReason.PROTOCOL),
+    ],
+)
+def test_what_had_arrived_before_a_broken_stream_counts(ends: Ends, stream: bytes, reason: FaultReason) -> None:
+    def serve(theirs: socket.socket) -> None:
+        theirs.sendall(stream)
+        theirs.shutdown(socket.SHUT_WR)
+
+    done = read(ends, serve)
+    assert done.fault is not None
+    assert done.fault.reason is reason
+    assert done.verified == [True] + [False] * 5
+
+
+@pytest.mark.parametrize("cut", [0, 3, 150, 3000, -1])
+def test_a_stream_that_stops_ends_at_the_deadline(ends: Ends, cut: int) -> None:
+    serve = sends(bulk(value_of(0)), bulk(value_of(1))[:cut])
+    deadline = soon(0.3)
+    done = read(ends, serve, deadline=deadline)
+    assert done.fault is not None
+    assert done.fault.reason is FaultReason.TIMEOUT
+    assert done.verified == [True] + [False] * 5
+    assert -0.02 < SYSTEM_CLOCK.monotonic_s() - deadline.at_s < 0.2
+
+
+def test_requests_go_out_a_few_ahead_of_the_answers(ends: Ends, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pipeline, "IN_FLIGHT_BYTES", 2 * LAYOUT.payload_bytes)
+    ahead: list[int] = []
+
+    def serve(theirs: socket.socket) -> None:
+        asked = b""
+        for index in range(6):
+            while asked.count(b"GET") <= index:
+                asked += theirs.recv(4096)
+            theirs.setblocking(False)
+            try:
+                asked += theirs.recv(4096)
+            except BlockingIOError:
+                pass
+            theirs.setblocking(True)
+            ahead.append(asked.count(b"GET") - index)
+            theirs.sendall(bulk(value_of(index)))
+
+    assert read(ends, serve).verified == [True] * 6
+    assert max(ahead) == 2
+
+
+@pytest.mark.skipif(NATIVE is None, reason="the native half was not built here")
+def test_the_hash_taken_on_the_way_is_the_payloads(ends: Ends) -> None:
+    assert NATIVE is not None
+    connection, theirs = ends
+    theirs.sendall(bulk(value_of(0)))
+    places = Foreseen(256, buffers(1)[0])
+    arrived = NATIVE.read(
+        connection._socket.fileno(), [places], [b""], (bytearray(64), 0, 0), sent=1, ahead=1, timeout_s=1
+    )
+    assert list(arrived.payload_hashes) == [xxhash.xxh3_64_intdigest(payload_of(KEYS[0]))]
