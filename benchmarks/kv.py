@@ -1,10 +1,13 @@
 """How fast blocks go to and from one Redis server: our client, redis-py with hiredis, LMCache's native client if
 `make bench-peers` has fetched it, and raw sockets as the bound.
 
-    python benchmarks/kv.py [--blocks N] [--payload-bytes N] [--rounds N] [--port N]
+    python benchmarks/kv.py [--blocks N] [--payload-bytes N] [--rounds N] [--port N] [--link-mb N]
 
-One run, one server, the same blocks; contenders take turns, and each figure is the median of its rounds. The last line
-is one JSON object: `set_gbs` and `get_gbs` of our client over TCP, and its ratios to the others there.
+One run, one server, the same blocks; contenders take turns, and each figure is the median of its rounds. The bound is
+the better of raw sockets with 16 and with 4 commands at once: on one machine less in flight is faster. It looks at
+nothing; `raw + xxh3` hashes what it reads, as our client does. CPU is that of the client's process. Then 64 imports at
+once over a link of fixed speed. The last line is one JSON object: `set_gbs` and `get_gbs` of our client over TCP, and
+its ratios to the others there.
 """
 
 from __future__ import annotations
@@ -19,10 +22,12 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import redis
 from kv_cases.contenders import Contender, LmCache, Ours, Raw, RedisPy, Work, redis_client
+from kv_cases.imports import IMPORTS, measure_imports
 from kv_cases.server import benchmark_server
 
 from whalepod.core.block_keys import RUN_BLOCKS
@@ -49,6 +54,7 @@ def main() -> None:
     parser.add_argument("--blocks", type=int, default=4 * RUN_BLOCKS, help="moved at once, a multiple of 16")
     parser.add_argument("--payload-bytes", type=int, default=RELEASE_PAYLOAD_BYTES, help="of one block")
     parser.add_argument("--rounds", type=int, default=5, help="turns of each contender")
+    parser.add_argument("--link-mb", type=float, default=500.0, help="MB/s of the link that imports share")
     parser.add_argument("--port", type=int, default=16390, help="for the server that is started here")
     options = parser.parse_args()
     if options.blocks < RUN_BLOCKS or options.blocks % RUN_BLOCKS:
@@ -64,12 +70,23 @@ def main() -> None:
         )
         print(f"{options.blocks} blocks of {options.payload_bytes} bytes, batches of {RUN_BLOCKS}, copies at "
               f"{_copy_gbs(work):.1f} GB/s")  # fmt: skip
-        print(f"{'':6}{'':30}{'SET GB/s':>10}{'GET GB/s':>10}")
+        print(f"{'':6}{'':34}{'SET GB/s':>10}{'GET GB/s':>10}{'GET CPU s/GB':>14}")
         figures: dict[str, float] = {}
         speeds = {
             where: _measured(address, work, rounds=options.rounds, where=where, library=library, figures=figures)
             for where, address in (("unix", server.unix), ("tcp", server.tcp))
         }
+        imports = measure_imports(server, work, port=options.port + 1, megabytes_per_s=options.link_mb)
+        print(
+            f"{IMPORTS} imports at once, {imports.gigabytes:.2f} GB over a link of {options.link_mb:.0f} MB/s: exposed"
+            f" p50 {imports.exposed_ms_p50:.0f} ms, last {imports.exposed_ms_max:.0f} ms,"
+            f" {imports.share_of_link:.2f} of the link, {imports.cpu_s_per_gb:.2f} CPU s/GB"
+        )
+    figures |= {
+        "import_exposed_ms": round(imports.exposed_ms_p50, 1),
+        "import_share_of_link": round(imports.share_of_link, 3),
+        "import_cpu_s_per_gb": round(imports.cpu_s_per_gb, 3),
+    }
     print(json.dumps({**_summary(speeds["tcp"], speeds["unix"]), **figures}))
 
 
@@ -82,21 +99,25 @@ def _measured(
     library: Path | None,
     figures: dict[str, float],
 ) -> dict[str, Speed]:
-    ours = [Ours(address, work, connections=connections) for connections in (1, 2)]
+    ours = [Ours(address, work, connections=connections) for connections in (1, 2, 4)]
     contenders: list[Contender] = [
         *ours,
         RedisPy(address, work),
         *(LmCache(library, address, work, workers=workers) for workers in (2, 4) if library and address.host),
-        Raw(address, work, connections=1),
-        Raw(address, work, connections=2),
+        *(Raw(address, work, connections=count, at_once=at_once) for at_once in (RUN_BLOCKS, 4) for count in (1, 2)),
+        *(Raw(address, work, connections=count, at_once=4, hashed=True) for count in (1, 2)),
     ]
     admin = redis_client(address)
     sets: dict[str, list[float]] = {contender.name: [] for contender in contenders}
     gets: dict[str, list[float]] = {contender.name: [] for contender in contenders}
+    cpu: dict[str, list[float]] = {contender.name: [] for contender in contenders}
     for _ in range(rounds):
         for contender in contenders:
-            sets[contender.name].append(_gbs(contender.set, work, before=lambda: admin.flushall(asynchronous=False)))
-            gets[contender.name].append(_gbs(contender.get, work))
+            empty = partial(admin.flushall, asynchronous=False)
+            sets[contender.name].append(_gbs(contender.set, work, before=empty)[0])
+            gbs, cpu_s_per_gb = _gbs(contender.get, work)
+            gets[contender.name].append(gbs)
+            cpu[contender.name].append(cpu_s_per_gb)
     if where == "tcp":
         admin.flushall(asynchronous=False)
         ours[0].set()
@@ -108,7 +129,8 @@ def _measured(
         contender.close()
         speed = Speed(statistics.median(sets[contender.name]), statistics.median(gets[contender.name]))
         speeds[contender.name] = speed
-        print(f"{where:6}{contender.name:30}{speed.set_gbs:10.2f}{speed.get_gbs:10.2f}")
+        spent = "" if isinstance(contender, LmCache) else f"{statistics.median(cpu[contender.name]):14.3f}"
+        print(f"{where:6}{contender.name:34}{speed.set_gbs:10.2f}{speed.get_gbs:10.2f}{spent}")
     admin.close()
     return speeds
 
@@ -139,20 +161,22 @@ def _say_what_a_lost_key_does(admin: redis.Redis, work: Work, contenders: Sequen
             print(f"{'':6}{contender.name}, an evicted key: {contender.lost()}")
 
 
-def _gbs(move: Callable[[], object], work: Work, *, before: Callable[[], object] | None = None) -> float:
-    """Speed of moving all the work again and again for a round; `before` each time is not counted."""
-    spent_s = 0.0
+def _gbs(move: Callable[[], object], work: Work, *, before: Callable[[], object] | None = None) -> tuple[float, float]:
+    """Speed of moving all the work again and again for a round, and this process's CPU seconds a GB; `before` each time
+    is not counted."""
+    spent_s = cpu_s = 0.0
     moved = 0
+    owner = getattr(move, "__self__", None)
     while spent_s < ROUND_S:
         if before is not None:
             before()
-        start_s = time.perf_counter()
+        start_s, start_cpu_s = time.perf_counter(), time.process_time()
         move()
         seconds = time.perf_counter() - start_s
-        owner = getattr(move, "__self__", None)
+        cpu_s += time.process_time() - start_cpu_s
         spent_s += owner.seconds if isinstance(owner, LmCache) else seconds  # a peer's own clock: no pipe in it
         moved += len(work.payloads) * work.payload_bytes
-    return moved / spent_s / 1e9
+    return moved / spent_s / 1e9, cpu_s / moved * 1e9
 
 
 def _copy_gbs(work: Work) -> float:
@@ -162,18 +186,19 @@ def _copy_gbs(work: Work) -> float:
         for payload in work.payloads:
             into[:] = payload
 
-    return _gbs(copy, work)
+    return _gbs(copy, work)[0]
 
 
 def _summary(tcp: dict[str, Speed], unix: dict[str, Speed]) -> dict[str, float]:
-    ours, raw, peer = (_best(tcp, name) for name in ("whalepod", "raw", "redis-py"))
-    ours_unix, raw_unix = _best(unix, "whalepod"), _best(unix, "raw")
+    ours, raw, hashed, peer = (_best(tcp, name) for name in ("whalepod", "raw,", "raw + xxh3", "redis-py"))
+    ours_unix, raw_unix = _best(unix, "whalepod"), _best(unix, "raw,")
     lmcache = _best(tcp, "LMCache") if any(name.startswith("LMCache") for name in tcp) else None
     figures = {
         "set_gbs": ours.set_gbs,
         "get_gbs": ours.get_gbs,
         "set_over_raw": ours.set_gbs / raw.set_gbs,
         "get_over_raw": ours.get_gbs / raw.get_gbs,
+        "get_over_raw_hashed": ours.get_gbs / hashed.get_gbs,
         **(
             {"set_over_lmcache": ours.set_gbs / lmcache.set_gbs, "get_over_lmcache": ours.get_gbs / lmcache.get_gbs}
             if lmcache

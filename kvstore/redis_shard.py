@@ -74,7 +74,7 @@ class Shard:
         self._jitter = jitter
         self._clock = clock
         self._lock = threading.Lock()
-        self._returned = threading.Condition(self._lock)
+        self._returned = {lane: threading.Condition(self._lock) for lane in Lane}
         self._vacated = threading.Condition(self._lock)
         self._capacity = {Lane.CONTROL: 1, Lane.DATA: settings.data_connections}
         self._idle: dict[Lane, list[RespConnection]] = {lane: [] for lane in Lane}
@@ -120,7 +120,7 @@ class Shard:
                 self._suspect_until_s = now_s + CORRUPT_WINDOW_S
                 metrics.SHARDS_SUSPECTED.labels(self.name).inc()
                 logger.error("store %s gave %d wrong values in a minute: bypassed", self.name, CORRUPT_MAX + 1)
-                self._returned.notify_all()
+                self._tell_all()
 
     def note_read(self, value_bytes: int, seconds: float) -> None:
         """So much was read in so long."""
@@ -161,7 +161,7 @@ class Shard:
         self._closing.set()
         with self._lock:
             self._drop_idle()
-            self._returned.notify_all()
+            self._tell_all()
         if threading.current_thread() is not self._keeper:
             # The keeper may be inside a name lookup, which has no deadline; it is a daemon and holds nothing.
             self._keeper.join(timeout=self._settings.connect_timeout_s)
@@ -194,7 +194,7 @@ class Shard:
                     wait_s = min(deadline.remaining_s(), attempt_s)
                 if wait_s <= 0:
                     return None
-                self._returned.wait(wait_s)
+                self._returned[lane].wait(wait_s)
             return None
 
     def _give_back(self, lane: Lane, connection: RespConnection, generation: int, *, sound: bool) -> None:
@@ -204,10 +204,16 @@ class Shard:
                 self._breaker.succeed()
             if sound and generation == self._generation and not self._unusable:
                 self._idle[lane].append(connection)
+                self._returned[lane].notify()
             else:
                 connection.close()
                 self._vacated.notify()
-            self._returned.notify_all()
+                self._tell_all()
+
+    def _tell_all(self) -> None:
+        """Whoever waits looks again."""
+        for returned in self._returned.values():
+            returned.notify_all()
 
     def _note_fault(self, fault: StoreFault, *, counts: bool) -> None:
         metrics.CONNECTIONS_DISCARDED.labels(fault.reason.value).inc()
@@ -292,7 +298,7 @@ class Shard:
             self._fail()
             if self._unusable or not all(connection.quiet for idle in self._idle.values() for connection in idle):
                 self._drop_idle()
-            self._returned.notify_all()
+            self._tell_all()
 
     def _note_connected(self, connection: RespConnection) -> None:
         with self._lock:
@@ -307,7 +313,7 @@ class Shard:
                 connection.close()
             else:
                 self._idle[lane].append(connection)
-            self._returned.notify_all()
+            self._tell_all()
 
     def _open(self) -> RespConnection:
         """A connection that has answered a real question. Raises StoreFault."""

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Protocol, cast
 
 import redis
+import xxhash
 
 from whalepod.core.block_keys import RUN_BLOCKS, BlockKey, block_keys, chain_root, derive_block_hashes
 from whalepod.core.clock import Deadline
@@ -41,8 +42,8 @@ class Work:
     payloads: Sequence[bytes]
 
     @classmethod
-    def of(cls, blocks: int, payloads: Sequence[bytes]) -> Work:
-        root = chain_root(NAMESPACE, salt=b"benchmark")
+    def of(cls, blocks: int, payloads: Sequence[bytes], *, salt: bytes = b"benchmark") -> Work:
+        root = chain_root(NAMESPACE, salt=salt)
         hashes = derive_block_hashes(range(blocks * BLOCK_TOKENS), root=root, block_tokens=BLOCK_TOKENS)
         return cls(block_keys(hashes, root=root), payloads)
 
@@ -54,9 +55,8 @@ class Work:
     def names(self) -> list[bytes]:
         return [block_store_key(key) for key in self.keys]
 
-    @property
-    def batches(self) -> list[slice]:
-        return [slice(start, start + RUN_BLOCKS) for start in range(0, len(self.keys), RUN_BLOCKS)]
+    def batches(self, blocks: int = RUN_BLOCKS) -> list[slice]:
+        return [slice(start, start + blocks) for start in range(0, len(self.keys), blocks)]
 
 
 class Contender(Protocol):
@@ -114,22 +114,27 @@ class Ours:
 
 
 class Raw:
-    """The bound: commands encoded beforehand, every reply received into one buffer and not looked at."""
+    """The bound: commands encoded beforehand, every reply received into one buffer and not looked at, or only hashed."""
 
-    def __init__(self, address: StoreAddress, work: Work, *, connections: int) -> None:
-        self.name = f"raw sockets, {connections} connections"
+    def __init__(
+        self, address: StoreAddress, work: Work, *, connections: int, at_once: int = RUN_BLOCKS, hashed: bool = False
+    ) -> None:
+        """`at_once`: commands sent before their replies are read. `hashed`: what is read is also hashed, once."""
+        self.name = f"raw{' + xxh3' if hashed else ''}, {at_once} at once, {connections} connections"
+        self._hashed = hashed
         self._sockets = [_connected(address) for _ in range(connections)]
         self._executor = ThreadPoolExecutor(connections)
         header = bytes(HEADER_BYTES)
         values = [header + payload for payload in work.payloads]
+        names, batches = work.names, work.batches(at_once)
         self._sets = [
-            b"".join(command(b"SET", *pair) for pair in zip(work.names[batch], values[batch], strict=True))
-            for batch in work.batches
+            b"".join(command(b"SET", *pair) for pair in zip(names[batch], values[batch], strict=True))
+            for batch in batches
         ]
-        self._gets = [b"".join(command(b"GET", name) for name in work.names[batch]) for batch in work.batches]
+        self._gets = [b"".join(command(b"GET", name) for name in names[batch]) for batch in batches]
         value_bytes = len(values[0])
-        self._set_reply = RUN_BLOCKS * len(b"+OK\r\n")
-        self._get_reply = RUN_BLOCKS * len(b"$%d\r\n\r\n" % value_bytes) + RUN_BLOCKS * value_bytes
+        self._set_reply = at_once * len(b"+OK\r\n")
+        self._get_reply = at_once * (len(b"$%d\r\n\r\n" % value_bytes) + value_bytes)
         self._buffers = [bytearray(self._get_reply) for _ in self._sockets]
 
     def set(self) -> None:
@@ -155,6 +160,8 @@ class Raw:
             connection.sendall(request)
             received = connection.recv_into(view, reply_bytes, socket.MSG_WAITALL)
             assert received == reply_bytes, "the server answered otherwise"
+            if self._hashed and reply_bytes == self._get_reply:
+                xxhash.xxh3_64_intdigest(view)
 
 
 class RedisPy:
@@ -167,14 +174,14 @@ class RedisPy:
         self._work = work
 
     def set(self) -> None:
-        for batch in self._work.batches:
+        for batch in self._work.batches():
             pipeline = self._client.pipeline(transaction=False)
             for name, payload in zip(self._work.names[batch], self._work.payloads[batch], strict=True):
                 pipeline.set(name, payload, nx=True, px=86_400_000)
             assert all(cast("list[bool]", pipeline.execute()))
 
     def get(self) -> None:
-        for batch in self._work.batches:
+        for batch in self._work.batches():
             pipeline = self._client.pipeline(transaction=False)
             for name in self._work.names[batch]:
                 pipeline.get(name)
