@@ -110,8 +110,8 @@ class RouterSettings(_Section):
 
     http_port: Port = Field(default=8000, description="port of the HTTP API")
     grpc_port: Port = Field(default=8001, description="port of the public gRPC API")
-    policy: Literal["cache_aware", "least_loaded"] = Field(
-        default="cache_aware", description="how requests choose ranks"
+    policy: Literal["kv", "least-loaded", "round-robin", "random"] = Field(
+        default="kv", description="how requests choose ranks; all but kv are for comparison"
     )
     remote_prefill: Literal["auto", "always", "never"] = Field(
         default="auto", description="when a prefill rank runs the prompt"

@@ -41,7 +41,7 @@ from .http_errors import (
     json_response,
     plain_error_response,
 )
-from .http_headers import REQUEST_ID_HEADER, HeaderMiddleware
+from .http_headers import REQUEST_ID_HEADER, SESSION_HEADER, HeaderMiddleware
 from .http_stream import EventStream, until_disconnect
 from .openapi import openapi_document
 from .readiness import Readiness, generates_a_token
@@ -154,7 +154,11 @@ class HttpFront:
             try:
                 principal = self._authenticator.principal(request.headers)
                 record.note_principal(principal)
-                caller = self._front.caller(principal, traceparent=request.headers.get("traceparent", ""))
+                caller = self._front.caller(
+                    principal,
+                    traceparent=request.headers.get("traceparent", ""),
+                    session=request.headers.get(SESSION_HEADER),
+                )
                 body, length = await read_json_object(request, bytes_max=BODY_BYTES_MAX)
                 answer = await endpoint(HttpCall(request, body, length, caller, record, errors))
             except ServingError as error:

@@ -33,8 +33,9 @@ from whalepod.rpc.prefill.v1 import prefill_pb2
 from .decode_stream import DecodeStream, Inbox
 from .job import Burst, Ending, Job, Progress, Route
 from .prefill_client import PrefillClient
+from .prompt_work import PromptWork
 from .rank_table import Claim
-from .router_metrics import HANDOFF_EXPOSED_SECONDS, HANDOFFS
+from .router_metrics import HANDOFFS
 
 log = logging.getLogger(__name__)
 
@@ -67,6 +68,7 @@ class Legs:
     prefill_claim: Claim | None
     prefill_elsewhere: bool
     """Another prefill rank could take over: then a failed prefill ends the attempt, else the decode rank computes."""
+    work: PromptWork
 
 
 class Attempt:
@@ -93,7 +95,6 @@ class Attempt:
         self._prefilled_remotely = False
         self._restored_handoff = False
         self._cached_tokens = 0
-        self._ready_s: float | None = None
 
     async def run(self) -> AsyncGenerator[Progress, None]:
         """Yields bursts, then one ending.
@@ -124,7 +125,8 @@ class Attempt:
         match item:
             case TokensEvent():
                 self._note_cached_tokens(item.cached_tokens)
-                self._note_exposed()
+                self._legs.work.note_token()
+                self._legs.decode_claim.finish_prefill()
                 return [Burst(item.tokens, self._cached_tokens, self._route)]
             case FinishedEvent():
                 return [self._ending_or_raise(item)]
@@ -142,6 +144,7 @@ class Attempt:
         handoff = handoff_from_proto(response)
         self._prefilled_remotely = True
         self._finish_prefill_claim()
+        self._legs.work.note_ready(stored=handoff.stored and handoff.boundary_tokens > 0)
         if handoff.finish_reason is not None and handoff.first_token is not None:
             # The first token ended the request: nothing is left for the decode rank, whose slot `_leave` frees.
             HANDOFFS.labels("finished_at_prefill").inc()
@@ -151,7 +154,6 @@ class Attempt:
         HANDOFFS.labels("handed_off" if handoff.stored and handoff.boundary_tokens else "not_stored").inc()
         if handoff.stored:
             self._restored_handoff = handoff.boundary_tokens > 0
-            self._ready_s = self._job.deadline.clock.monotonic_s()
             self._cached_tokens = handoff.cached_tokens
         self._stream.ready(self._job.request_id, self._number, response)
         return []
@@ -159,6 +161,7 @@ class Attempt:
     def _survive_prefill_or_raise(self, error: ServingError) -> None:
         """The caller's fault stays the caller's; anything else is computed elsewhere."""
         self._finish_prefill_claim()
+        self._legs.work.end()
         assert self._legs.prefill is not None
         if isinstance(error, DeadlineError) or (
             isinstance(error, RequestError) and not isinstance(error, AuthenticationError)
@@ -177,12 +180,6 @@ class Attempt:
             raise _as_ours(event.error or InternalError("a rank failed without saying why"))
         self._note_cached_tokens(event.cached_tokens)
         return Ending(event.reason, event.matched_stop_id, self._cached_tokens, self._route)
-
-    def _note_exposed(self) -> None:
-        """At the first token: how long the client has waited for the decode rank alone."""
-        if self._ready_s is not None:
-            HANDOFF_EXPOSED_SECONDS.observe(self._job.deadline.clock.monotonic_s() - self._ready_s)
-            self._ready_s = None
 
     def _note_cached_tokens(self, reported: int | None) -> None:
         """What a decode rank restored of a hand-off is no hit: there the prefill rank's R is the truth."""
@@ -215,6 +212,7 @@ class Attempt:
             self._prefill_task.cancel()
         self._stream.cancel(self._job.request_id, self._number)
         self._finish_prefill_claim()
+        self._legs.work.end()
         self._legs.decode_claim.release()
 
 

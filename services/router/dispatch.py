@@ -12,7 +12,6 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from itertools import count
-from random import Random
 
 from whalepod.cluster.error_codes import kind_of_error
 from whalepod.core.clock import SYSTEM_CLOCK, Clock, Deadline
@@ -23,18 +22,12 @@ from whalepod.core.ids import RankId
 from .attempt import Attempt, Legs, PrefillLostError
 from .decode_stream import DecodeStreams
 from .job import Burst, Job, Progress, sign_job
-from .placement import Placement, PlacementRequest, Policy, RemotePrefill, plan_placement
+from .placer import Placer
 from .prefill_client import PrefillClient
 from .rank_table import RankTable
-from .router_metrics import FAILOVER_SECONDS, FAILOVERS, PLACEMENT_SECONDS, RETRIES
+from .router_metrics import FAILOVER_SECONDS, FAILOVERS, RETRIES
 
 log = logging.getLogger(__name__)
-
-LOOK_AGAIN_S = 0.1
-"""A rank whose stream has just broken may come back without a change of the table: look this often."""
-
-RANK_WAIT_LOST_S = 4.0
-"""The client of a request that has lost its rank hears the truth within 5 s."""
 
 FULL_PAUSE_S_FIRST = 0.1
 FULL_PAUSE_S_MAX = 1.0
@@ -43,16 +36,9 @@ FULL_PAUSE_S_MAX = 1.0
 
 @dataclass(frozen=True, slots=True)
 class DispatchOptions:
-    remote_prefill: RemotePrefill = RemotePrefill.AUTO
-    remote_prefill_tokens_min: int = 64
-    policy: Policy = Policy.CACHE_AWARE
     retry_max: int = 2
     """Further attempts after one that was lost, counted anew whenever tokens have come. A refusal for lack of room is
     no loss."""
-    rank_wait_first_s: float = 1.0
-    """How long a new request waits for a usable decode rank: about what a broken stream takes to be mended."""
-    rank_wait_lost_s: float = RANK_WAIT_LOST_S
-    """How long a request that has lost its rank waits for another to appear."""
     room_wait_s: float = 30.0
     """How long a request waits for room on ranks that are full."""
 
@@ -94,16 +80,16 @@ class _Sent:
     ids: list[int] = field(default_factory=list)
     cached_tokens: int | None = None
     """R of the attempt that drew the first token: what later ones restore is no hit."""
+    attempt: int = 0
+    """The one that drew the last token."""
     broken_at_s: float | None = None
     broken_by: UnavailableError | None = None
     """What its stream last broke with."""
 
     @property
     def rest(self) -> Job:
-        """What is left to do. What was computed before has been stored, or will be missed and computed."""
-        if not self.ids:
-            return self.job
-        return replace(self.job, resumed_ids=tuple(self.ids), stored_tokens=len(self.job.prompt_ids) - 1)
+        """What is left to do."""
+        return replace(self.job, resumed_ids=tuple(self.ids)) if self.ids else self.job
 
     def note(self, item: Progress) -> Progress:
         """The item as the client is to see it."""
@@ -132,18 +118,18 @@ class Dispatcher:
         table: RankTable,
         streams: DecodeStreams,
         prefills: PrefillClient,
+        placer: Placer,
         *,
         options: DispatchOptions,
         secret: ClusterSecret,
-        rng: Random,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
         self._table = table
         self._streams = streams
         self._prefills = prefills
+        self._placer = placer
         self._options = options
         self._secret = secret
-        self._rng = rng
         self._clock = clock
 
     async def generate(self, job: Job) -> AsyncGenerator[Progress, None]:
@@ -152,17 +138,29 @@ class Dispatcher:
         Raises UnavailableError if no rank can take the request or it was lost once too often, DeadlineError, and what
         the ranks say themselves: RequestError, InternalError.
         """
+        self._placer.begin(job)
+        try:
+            async with aclosing(self._attempts(job)) as progress:
+                async for item in progress:
+                    yield item
+        finally:
+            self._placer.end(job)
+
+    async def _attempts(self, job: Job) -> AsyncGenerator[Progress, None]:
         setbacks = _Setbacks(job.deadline.earlier(self._options.room_wait_s))
         sent = _Sent(job, self._clock)
         for number in count(1):
             try:
-                legs = await self._place(sent.rest, number, setbacks.avoid)
+                rest, legs = await self._placer.place(sent.rest, number, setbacks.avoid)
             except UnavailableError as error:
                 raise sent.broken_by or error from None
             try:
-                async with aclosing(self._attempt(sent.rest, number, legs)) as progress:
+                async with aclosing(self._attempt(rest, number, legs)) as progress:
                     async for item in progress:
                         setbacks.note_progress()
+                        if number != sent.attempt:
+                            sent.attempt = number
+                            self._placer.note_generated(job, legs.decode.rank_id)
                         yield sent.note(item)
                 return
             except UnavailableError as error:
@@ -193,53 +191,3 @@ class Dispatcher:
             stream=self._streams.stream_to(legs.decode),
             prefills=self._prefills,
         ).run()
-
-    async def _place(self, job: Job, number: int, avoid: set[RankId]) -> Legs:
-        """Choose ranks and count the request there. A later attempt gives a restarting rank time to come back."""
-        options = self._options
-        patience = job.deadline.earlier(options.rank_wait_first_s if number == 1 else options.rank_wait_lost_s)
-        while True:
-            try:
-                return self._claim(job, number, self._plan(job, avoid), avoid)
-            except UnavailableError:
-                if patience.expired:
-                    raise
-            await self._table.wait_for_change(Deadline.after(LOOK_AGAIN_S, self._clock))
-
-    def _plan(self, job: Job, avoid: set[RankId]) -> Placement:
-        with PLACEMENT_SECONDS.time():
-            return plan_placement(
-                PlacementRequest(
-                    prompt_tokens=len(job.prompt_ids) + len(job.resumed_ids),
-                    stored_tokens=job.stored_tokens,
-                    fidelity=job.fidelity,
-                    avoid=avoid,
-                ),
-                decode=[
-                    self._table.candidate(rank) for rank in self._table.decode_ranks() if self._streams.usable(rank)
-                ],
-                prefill=[self._table.candidate(rank) for rank in self._table.prefill_ranks()],
-                remote_prefill=self._options.remote_prefill,
-                remote_prefill_tokens_min=self._options.remote_prefill_tokens_min,
-                rng=self._rng,
-                policy=self._options.policy,
-            )
-
-    def _claim(self, job: Job, number: int, placement: Placement, avoid: set[RankId]) -> Legs:
-        ranks = self._table.ranks
-        tokens = len(job.prompt_ids) + len(job.resumed_ids)
-        new_tokens = tokens - job.stored_tokens
-        prefill = ranks[placement.prefill] if placement.prefill is not None else None
-        others = [
-            rank
-            for rank in self._table.prefill_ranks()
-            if rank.rank_id not in {placement.prefill, *avoid}
-            and self._table.candidate(rank).can_hold(tokens, job.fidelity)
-        ]
-        return Legs(
-            decode=ranks[placement.decode],
-            decode_claim=self._table.claim(placement.decode, prefill_tokens=0 if prefill else new_tokens),
-            prefill=prefill,
-            prefill_claim=self._table.claim(prefill.rank_id, prefill_tokens=new_tokens) if prefill else None,
-            prefill_elsewhere=bool(others) and number <= self._options.retry_max,
-        )

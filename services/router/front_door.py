@@ -34,6 +34,8 @@ from .router_metrics import (
 )
 from .tenancy import Principal, sharing_salt
 
+SESSION_CHARS_MAX = 256
+
 HASH_INLINE_TOKENS_MAX = 16_384
 """Shorter prompts are hashed on the event loop: a few hundred microseconds."""
 
@@ -59,6 +61,8 @@ class Caller:
     arrived_s: float
     deadline: Deadline
     traceparent: str = ""
+    session: str | None = None
+    """The client's name for a conversation: its turns are best served where its state is."""
 
     def on_behalf_of(self, user: str | None) -> Caller:
         """The same for one of its users."""
@@ -98,11 +102,18 @@ class FrontDoor:
         held = [rank.context_tokens_max for rank in self.table.decode_ranks()]
         return min(self.model.context_tokens_max, max(held, default=self.model.context_tokens_max))
 
-    def caller(self, principal: Principal, *, timeout_s: float | None = None, traceparent: str = "") -> Caller:
+    def caller(
+        self,
+        principal: Principal,
+        *,
+        timeout_s: float | None = None,
+        traceparent: str = "",
+        session: str | None = None,
+    ) -> Caller:
         """A caller whose request arrives now. A client's own deadline only ever shortens ours."""
         limit_s = self.model.request_timeout_s
         deadline = Deadline.after(limit_s if timeout_s is None else min(limit_s, timeout_s), self.clock)
-        return Caller(principal, self.clock.monotonic_s(), deadline, traceparent)
+        return Caller(principal, self.clock.monotonic_s(), deadline, traceparent, session or None)
 
     def check_model(self, name: str | None) -> None:
         """Raises ModelNotFoundError unless `name` is unset or the served model's."""
@@ -161,6 +172,7 @@ class FrontDoor:
             # The last token is always computed, so it is never a hit.
             stored_tokens=min(stored_blocks * self.model.block_tokens, len(prompt_ids) - 1),
             traceparent=caller.traceparent,
+            session=(caller.principal.tenant, caller.session[:SESSION_CHARS_MAX]) if caller.session else None,
         )
         return [branch(job, index) for index in range(choices)]
 

@@ -12,6 +12,7 @@ REQUEST_ID_HEADER = "x-request-id"
 REQUEST_ID_BYTES_MAX = 256
 HEADER_BYTES_MAX = 64 * 1024
 """All names and values of a request together."""
+SESSION_HEADER = "x-session-id"
 
 
 class HeaderMiddleware:

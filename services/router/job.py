@@ -38,10 +38,17 @@ class Job:
     resumed_ids: Sequence[int] = ()
     """Output that the client has already been sent."""
     traceparent: str = ""
+    session: tuple[str, str] | None = None
+    """Tenant and the client's name for the conversation."""
     branch: int = 0
     """Which choice of `n` it is."""
     branch_of: RequestId | None = None
     """Of a choice above 0: the job that is choice 0."""
+
+    @property
+    def tokens(self) -> int:
+        """Of the prompt, and of the output so far."""
+        return len(self.prompt_ids) + len(self.resumed_ids)
 
 
 @dataclass(frozen=True, slots=True)

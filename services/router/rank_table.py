@@ -39,6 +39,17 @@ class _Work:
     prefill_tokens: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class _Report:
+    """A rank's load, and what of it is not this router's."""
+
+    incarnation: Incarnation
+    registered_ms: int
+    load: RankLoad
+    requests_elsewhere: int
+    prefill_tokens_elsewhere: int
+
+
 @dataclass(slots=True, eq=False)
 class Claim:
     """One dispatch on one rank, counted from now until `release`, which may be called twice."""
@@ -69,7 +80,7 @@ class RankTable:
     def __init__(self, directory: RankDirectory) -> None:
         self._directory = directory
         self._work: dict[RankId, _Work] = {}
-        self._reported: dict[RankId, tuple[RankInfo, RankLoad]] = {}
+        self._reports: dict[RankId, _Report] = {}
         self._changed = asyncio.Event()
 
     @property
@@ -85,14 +96,20 @@ class RankTable:
         return [info for info in self.ranks.values() if info.role is RankRole.DECODE and not info.draining]
 
     def room(self) -> int | None:
-        """Requests that the decode ranks take at a time. None: there is none, and whoever comes shall hear it soon."""
-        return REQUESTS_PER_SLOT * sum(self._load(info).slots_total for info in self.decode_ranks()) or None
+        """Requests that the decode ranks take at a time from this router, beside those of others; at least one each, so
+        that a router that comes last gets its turn. None: there is no rank, and whoever comes shall hear it soon."""
+        reports = [self._report(info) for info in self.decode_ranks()]
+        rooms = [REQUESTS_PER_SLOT * one.load.slots_total - one.requests_elsewhere for one in reports]
+        return sum(max(1, room) for room in rooms) or None
 
     def candidate(self, info: RankInfo) -> Candidate:
         work = self._work.get(info.rank_id, _Work())
+        report = self._report(info)
         return Candidate(
             rank_id=info.rank_id,
-            load=self._load(info),
+            load=report.load,
+            requests_elsewhere=report.requests_elsewhere,
+            prefill_tokens_elsewhere=report.prefill_tokens_elsewhere,
             context_tokens_max=info.context_tokens_max,
             fidelities=info.fidelities,
             requests_here=work.requests,
@@ -107,7 +124,7 @@ class RankTable:
         """A reply carried the rank's load. It stands until the rank's next registration."""
         current = self.ranks.get(info.rank_id)
         if current is not None and current.incarnation == info.incarnation:
-            self._reported[info.rank_id] = (current, load)
+            self._reports[info.rank_id] = self._new_report(current, load)
 
     def report_lost(self, info: RankInfo) -> None:
         self._directory.report_lost(info.rank_id, info.incarnation)
@@ -125,8 +142,20 @@ class RankTable:
         except TimeoutError:
             return
 
-    def _load(self, info: RankInfo) -> RankLoad:
-        seen, load = self._reported.get(info.rank_id, (None, info.load))
-        if seen is None or (seen.incarnation, seen.time_unix_ms) != (info.incarnation, info.time_unix_ms):
-            return info.load
-        return load
+    def _report(self, info: RankInfo) -> _Report:
+        """The last reply's, unless the rank has registered again since."""
+        report = self._reports.get(info.rank_id)
+        if report is None or (report.incarnation, report.registered_ms) != (info.incarnation, info.time_unix_ms):
+            report = self._reports[info.rank_id] = self._new_report(info, info.load)
+        return report
+
+    def _new_report(self, info: RankInfo, load: RankLoad) -> _Report:
+        """What is here now is part of what the rank says, or has not reached it yet: the rest is others'."""
+        work = self._work.get(info.rank_id, _Work())
+        return _Report(
+            incarnation=info.incarnation,
+            registered_ms=info.time_unix_ms,
+            load=load,
+            requests_elsewhere=max(0, load.running + load.waiting - work.requests),
+            prefill_tokens_elsewhere=max(0, load.prefill_tokens_queued - work.prefill_tokens),
+        )

@@ -35,6 +35,14 @@ LOOKUP_SECONDS = Histogram("whalepod_router_lookup_seconds", "Asking the store f
 PLACEMENT_SECONDS = Histogram("whalepod_router_placement_seconds", "Choosing ranks.", buckets=_FAST)
 PREDICTED_HIT_TOKENS = Counter("whalepod_router_predicted_hit_tokens", "Stored tokens the lookup saw.")
 ACTUAL_HIT_TOKENS = Counter("whalepod_router_actual_hit_tokens", "Stored tokens the ranks used (R).")
+PREFIX_WAITS = Counter(
+    "whalepod_router_prefix_waits",
+    "Requests that waited for a prefix another one computed: shared, given_up.",
+    ["outcome"],
+)
+PREFIX_WAIT_SECONDS = Histogram(
+    "whalepod_router_prefix_wait_seconds", "Spent waiting for a prefix that another request computed.", buckets=_REQUEST
+)
 RETRIES = Counter("whalepod_router_retries", "Further attempts, by what the last one ended with.", ["reason"])
 HANDOFFS = Counter(
     "whalepod_router_handoffs",

@@ -12,6 +12,7 @@ from random import Random
 
 from whalepod.cluster.config import ClusterConfig
 from whalepod.cluster.store_connection import store_settings
+from whalepod.core.block_keys import chain_root
 from whalepod.core.clock import SYSTEM_CLOCK, Clock
 from whalepod.core.ids import mint_incarnation
 from whalepod.kvstore.client import KvClient
@@ -19,14 +20,18 @@ from whalepod.model.config import ModelConfig
 from whalepod.model.tokenizer import Tokenizer
 
 from .admission import Admission
+from .cost_meter import CostMeter
 from .decode_stream import DecodeStreams
-from .dispatch import RANK_WAIT_LOST_S, Dispatcher, DispatchOptions
+from .dispatch import Dispatcher, DispatchOptions
 from .front_door import FrontDoor, ServedModel
+from .job import Job
 from .language import Language
-from .placement import Policy, RemotePrefill
+from .placement import PlacementRules, Policy, RemotePrefill
+from .placer import Patience, Placer
 from .prefill_client import PrefillClient, link_key
 from .prefix_lookup import PrefixLookup
 from .rank_table import RankDirectory, RankTable
+from .shared_prefixes import SharedPrefixes
 
 
 class RouterParts:
@@ -50,13 +55,33 @@ class RouterParts:
         self._prefills = PrefillClient(on_load=self._table.note_load, on_lost=self._table.report_lost)
         self._lookup = PrefixLookup(connect_store, clock=clock)
         self._tidying: set[asyncio.Task[None]] = set()
+        block_tokens = config.engine.block_tokens or model_config.block_tokens
+        meter = CostMeter()
+        shared = SharedPrefixes(
+            block_tokens=block_tokens,
+            tokens_min=max(block_tokens, router.remote_prefill_tokens_min),
+            meter=meter,
+            stored_blocks=self._stored_blocks,
+            clock=clock,
+        )
+        placer = Placer(
+            self._table,
+            self._streams,
+            shared,
+            rules=_placement_rules(config),
+            patience=Patience(lost_s=min(Patience().lost_s, router.queue_timeout_seconds)),
+            retry_max=router.retry_max,
+            meter=meter,
+            rng=Random(mint_incarnation()),
+            clock=clock,
+        )
         dispatcher = Dispatcher(
             self._table,
             self._streams,
             self._prefills,
-            options=_dispatch_options(config),
+            placer,
+            options=DispatchOptions(retry_max=router.retry_max, room_wait_s=router.queue_timeout_seconds),
             secret=secret,
-            rng=Random(mint_incarnation()),
             clock=clock,
         )
         self._admission = Admission(
@@ -88,6 +113,13 @@ class RouterParts:
         self._tidying.add(task)
         task.add_done_callback(self._tidying.discard)
 
+    async def _stored_blocks(self, job: Job) -> int:
+        namespace = next((rank.namespace for rank in self._table.ranks.values()), None)
+        if namespace is None:
+            return 0
+        root = chain_root(namespace, salt=job.salt)
+        return await self._lookup.stored_blocks(job.block_hashes, root=root, namespace=namespace)
+
     async def close(self) -> None:
         await self._streams.close()
         await self._prefills.close()
@@ -101,15 +133,12 @@ def load_language(config: ClusterConfig) -> Language:
     return Language(tokenizer, ModelConfig.from_dir(config.model_dir), served_name=config.model_name)
 
 
-def _dispatch_options(config: ClusterConfig) -> DispatchOptions:
+def _placement_rules(config: ClusterConfig) -> PlacementRules:
     router = config.router
-    return DispatchOptions(
+    return PlacementRules(
+        policy=Policy(router.policy),
         remote_prefill=RemotePrefill(router.remote_prefill),
         remote_prefill_tokens_min=router.remote_prefill_tokens_min,
-        policy=Policy(router.policy),
-        retry_max=router.retry_max,
-        rank_wait_lost_s=min(RANK_WAIT_LOST_S, router.queue_timeout_seconds),
-        room_wait_s=router.queue_timeout_seconds,
     )
 
 

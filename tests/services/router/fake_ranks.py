@@ -116,6 +116,7 @@ class FakeServer:
         self._incarnation = mint_incarnation()
         self.port = 0
         self.context_tokens_max = CONTEXT_TOKENS_MAX
+        self.slots_total = 8
         self.draining = False
 
     @property
@@ -154,7 +155,7 @@ class FakeServer:
             layout="fake",
             context_tokens_max=self.context_tokens_max,
             draining=self.draining,
-            load=RankLoad(slots_total=8, blocks_free=64, blocks_total=64),
+            load=RankLoad(slots_total=self.slots_total, blocks_free=64, blocks_total=64),
         )
 
 

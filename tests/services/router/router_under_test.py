@@ -143,7 +143,10 @@ async def running_router(
         front = HttpFront(parts.front, readiness, authenticator=authenticator, usage_log=usage_log)
         async with serving(front.app()) as port:
             url = f"http://127.0.0.1:{port}"
-            async with httpx.AsyncClient(base_url=url, timeout=30.0, trust_env=False, verify=False) as http:
+            limits = httpx.Limits(max_connections=None)
+            async with httpx.AsyncClient(
+                base_url=url, timeout=30.0, trust_env=False, verify=False, limits=limits
+            ) as http:
                 yield RouterUnderTest(parts.front, readiness, directory, http, port, f"127.0.0.1:{grpc_port}")
     finally:
         checks.cancel()

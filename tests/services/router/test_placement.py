@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import replace
 from random import Random
+from typing import Any
 
 import pytest
 
@@ -13,8 +14,10 @@ from whalepod.core.ids import RankId
 from whalepod.engine.interface import Fidelity, RankLoad
 from whalepod.services.router.placement import (
     Candidate,
+    Costs,
     Placement,
     PlacementRequest,
+    PlacementRules,
     Policy,
     RemotePrefill,
     plan_placement,
@@ -40,18 +43,19 @@ def place(
     fidelity: Fidelity = Fidelity.FAST,
     avoid: tuple[str, ...] = (),
     remote_prefill: RemotePrefill = RemotePrefill.AUTO,
-    policy: Policy = Policy.CACHE_AWARE,
+    policy: Policy = Policy.KV,
+    costs: Costs | None = None,
     seed: int = 0,
+    **known: Any,
 ) -> Placement:
-    request = PlacementRequest(prompt_tokens, stored_tokens, fidelity, tuple(RankId(name) for name in avoid))
+    request = PlacementRequest(prompt_tokens, stored_tokens, fidelity, tuple(RankId(name) for name in avoid), **known)
     return plan_placement(
         request,
         decode=decode,
         prefill=prefill or [],
-        remote_prefill=remote_prefill,
-        remote_prefill_tokens_min=64,
+        rules=PlacementRules(policy, remote_prefill, remote_prefill_tokens_min=64),
+        costs=costs or Costs(),
         rng=Random(seed),
-        policy=policy,
     )
 
 
@@ -64,7 +68,7 @@ def test_without_a_decode_rank_nothing_can_run() -> None:
 
 
 def test_the_less_loaded_decode_rank_is_taken() -> None:
-    busy = replace(D0, load=RankLoad(running=6, slots_total=8, blocks_free=50, blocks_total=100))
+    busy = replace(D0, requests_elsewhere=6)
     assert {place([busy, D1], seed=seed).decode for seed in range(20)} == {"decode-1"}
 
 
@@ -78,27 +82,13 @@ def test_own_dispatches_count_before_any_report_shows_them() -> None:
     assert {place([just_given, D1], seed=seed).decode for seed in range(20)} == {"decode-1"}
 
 
-def test_a_report_that_counts_our_dispatches_does_not_count_them_twice() -> None:
-    both = replace(D0, requests_here=3, load=RankLoad(running=3, slots_total=8))
-    assert both.busy_share == 3 / 8
-
-
-def test_a_burst_between_two_reports_spreads_evenly() -> None:
+def test_d4_a_burst_between_two_reports_spreads_evenly() -> None:
     rng = Random(7)
     counts: Counter[str] = Counter({f"decode-{index}": 0 for index in range(8)})
     for _ in range(64):
         ranks = [candidate(name, requests_here=count) for name, count in counts.items()]
-        request = PlacementRequest(10, 0, Fidelity.FAST)
-        chosen = plan_placement(
-            request,
-            decode=ranks,
-            prefill=[],
-            remote_prefill=RemotePrefill.NEVER,
-            remote_prefill_tokens_min=64,
-            rng=rng,
-        )
-        counts[chosen.decode] += 1
-    assert max(counts.values()) - min(counts.values()) <= 2
+        counts[place(ranks, prompt_tokens=10, seed=rng.randrange(1 << 30)).decode] += 1
+    assert max(counts.values()) - min(counts.values()) <= 1
 
 
 def test_routers_that_share_nothing_do_not_all_choose_the_same_of_equals() -> None:
@@ -132,7 +122,7 @@ def test_the_least_loaded_policy_ignores_what_is_stored() -> None:
 
 
 def test_the_prefill_rank_with_the_shorter_queue_is_taken() -> None:
-    queued = replace(P0, load=RankLoad(prefill_tokens_queued=5000, slots_total=4))
+    queued = replace(P0, prefill_tokens_elsewhere=5000)
     given = replace(P0, prefill_tokens_here=5000)
     for busy in (queued, given):
         assert {place([D0], [busy, P1], seed=seed).prefill for seed in range(20)} == {"prefill-1"}
@@ -167,3 +157,63 @@ def test_ranks_that_failed_this_request_are_taken_only_if_nobody_else_is_there()
 def test_the_same_seed_and_state_give_the_same_choice() -> None:
     ranks = [candidate(f"decode-{index}") for index in range(8)]
     assert [place(ranks, seed=seed) for seed in range(30)] == [place(ranks, seed=seed) for seed in range(30)]
+
+
+def test_a_conversation_stays_where_its_state_is_unless_that_rank_is_clearly_busier() -> None:
+    def chosen(**busy: int) -> set[str]:
+        ranks = [replace(D0, **busy), D1]
+        return {place(ranks, hot_rank=RankId("decode-0"), seed=seed).decode for seed in range(20)}
+
+    assert chosen() == chosen(requests_here=1) == {"decode-0"}
+    assert chosen(requests_here=2) == {"decode-1"}
+    assert place([D1], hot_rank=RankId("decode-0")).decode == "decode-1"
+
+
+def test_d1_one_prefix_that_all_share_does_not_draw_all_to_one_rank() -> None:
+    counts: Counter[str] = Counter()
+    hot = "decode-0"
+    for seed in range(2000):
+        ranks = [candidate(f"decode-{index}", requests_here=counts[f"decode-{index}"]) for index in range(8)]
+        hot = place(ranks, prompt_tokens=1100, stored_tokens=1000, hot_rank=RankId(hot), seed=seed).decode
+        counts[hot] += 1
+    assert max(counts.values()) / (2000 / 8) <= 1.25
+
+
+def test_choices_of_one_prompt_go_together_while_the_ranks_are_there() -> None:
+    went = Placement(RankId("decode-1"), RankId("prefill-1"))
+    busy = replace(D1, requests_here=7)
+    assert place([D0, busy], [P0, P1], beside=went) == went
+    assert place([D0, busy], [P0], beside=went).decode == "decode-0"
+    assert place([D0, busy], [P0, P1], beside=went, avoid=("decode-1",)).decode == "decode-0"
+
+
+@pytest.mark.parametrize(
+    ("costs", "queued", "remote"),
+    [
+        (Costs(0.001, 0.001), 0, True),
+        (Costs(0.001, 0.001), 900, True),
+        (Costs(0.001, 0.001), 1100, False),
+        (Costs(0.001, 0.001, handoff_s=1.5), 0, False),
+        (Costs(0.001, 0.01), 5000, True),
+    ],
+)
+def test_measured_costs_decide_whether_a_prefill_rank_pays(costs: Costs, queued: int, remote: bool) -> None:
+    """A row on a decode rank counts twice: 1,000 rows there against the queue, the rows and the hand-off elsewhere."""
+    placement = place([D0], [replace(P0, prefill_tokens_here=queued)], costs=costs)
+    assert (placement.prefill is not None) == remote
+
+
+def test_rows_that_queue_on_a_decode_rank_send_even_short_prompts_to_a_prefill_rank() -> None:
+    costs = Costs(0.001, 0.001)
+    queued = replace(D0, prefill_tokens_here=2000)
+    assert place([D0], [P0], prompt_tokens=40, costs=costs).prefill is None
+    assert place([queued], [P0], prompt_tokens=40, costs=costs).prefill == "prefill-0"
+
+
+def test_round_robin_takes_each_in_turn_and_random_all_of_them() -> None:
+    ranks, helpers = [D1, D0], [P1, P0]
+    turns = [place(ranks, helpers, policy=Policy.ROUND_ROBIN, turn=turn) for turn in range(4)]
+    assert [placement.decode for placement in turns] == ["decode-0", "decode-1"] * 2
+    assert [placement.prefill for placement in turns] == ["prefill-0", "prefill-1"] * 2
+    drawn = Counter(place(ranks, helpers, policy=Policy.RANDOM, seed=seed).decode for seed in range(200))
+    assert min(drawn.values()) > 60

@@ -114,3 +114,27 @@ async def test_waiting_ends_with_a_change_or_at_the_deadline() -> None:
     async with asyncio.timeout(1.0):
         await waiting
         await table.wait_for_change(Deadline.after(0.01))
+
+
+def test_d5_what_other_routers_gave_a_rank_is_seen_in_its_replies() -> None:
+    info = rank("decode-0", load=RankLoad(slots_total=8))
+    table = RankTable(Directory(info))
+    claims = [table.claim(info.rank_id, prefill_tokens=10) for _ in range(3)]
+    table.note_load(info, RankLoad(running=7, waiting=1, prefill_tokens_queued=50, slots_total=8))
+    assert table.candidate(info).requests_elsewhere == 5
+    assert table.candidate(info).prefill_tokens_queued == 50
+    assert table.candidate(info).busy_share == 1.0
+    for claim in claims:
+        claim.release()
+    assert table.candidate(info).busy_share == 5 / 8
+
+
+def test_room_is_what_other_routers_leave_and_at_least_one_request_a_rank() -> None:
+    first, second = rank("decode-0", load=RankLoad(slots_total=8)), rank("decode-1", load=RankLoad(slots_total=8))
+    table = RankTable(Directory(first, second))
+    assert table.room() == 32
+    table.note_load(first, RankLoad(running=8, waiting=4, slots_total=8))
+    assert table.room() == 16 + 4
+    table.note_load(first, RankLoad(running=8, waiting=30, slots_total=8))
+    assert table.room() == 16 + 1
+    assert RankTable(Directory()).room() is None
