@@ -63,6 +63,7 @@ def engine_request_from_ticket(
         await_handoff=await_handoff,
         chain_root=chain_root(namespace, salt=ticket.salt),
         block_hashes=unpack_hashes(ticket.block_hashes),
+        stored_tokens=ticket.stored_tokens_hint,
         resumed_ids=unpack_ids(ticket.resumed_ids),
         owner=owner_tag(ticket.tenant),
         noise_key=noise_key_of_request(RequestId(ticket.request_id)),

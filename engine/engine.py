@@ -27,7 +27,6 @@ from .grammar.compiler import rank_compiler
 from .guiding import GrammarReady, Guide
 from .interface import (
     EngineRequest,
-    Fidelity,
     FinishReason,
     Handoff,
     RankLoad,
@@ -35,7 +34,6 @@ from .interface import (
     SnapshotKind,
     StepEvent,
     StepWork,
-    Work,
 )
 from .memory_plan import MemoryPlan, plan_memory
 from .options import RankOptions
@@ -51,7 +49,7 @@ from .sequence import Leaving, Sequence, new_sequence
 from .speculation.budget import new_planner
 from .speculation.speculator import Speculator
 from .state_image import StateImage
-from .state_store import Answer, Loaded, RoomFreed, StateStore
+from .state_store import Answer, Loaded, Prefetched, RoomFreed, StateStore
 from .transfers import Transfers
 
 Delivery = Answer | GrammarReady
@@ -143,6 +141,8 @@ class Engine:
         except CapacityError as error:
             self._end_with_error(sequence, error)
             return
+        if sequence.awaiting:
+            self._restorer.prefetch(sequence)
         if sequence.rows_end == 0:
             self._hand_over(sequence, Handoff(boundary_tokens=0, kind=None))
 
@@ -186,6 +186,9 @@ class Engine:
             return  # the next step offers again
         if isinstance(answer, GrammarReady):
             self._grammar_ready(answer)
+            return
+        if isinstance(answer, Prefetched):
+            self._restorer.prefetched(self._live(answer.job.request_id, answer.job.attempt), answer)
             return
         sequence = self._live(answer.owner.request_id, answer.owner.attempt)
         if sequence is None or sequence.slot is None or sequence.owner != answer.owner:
@@ -393,6 +396,7 @@ class Engine:
 
     def _remove(self, sequence: Sequence, outcome: Outcome, *, delivered: bool = False) -> None:
         branching.leave(sequence)
+        self._restorer.forget(sequence)
         self._publisher.end(sequence, delivered=delivered)
         self._scheduler.remove(sequence)
         sequence.finish(outcome)
@@ -427,23 +431,14 @@ class Engine:
         )
 
     def _new_sequence(self, request: EngineRequest) -> Sequence:
-        tokens = len(request.prompt_ids) + len(request.resumed_ids)
-        length = len(request.prompt_ids) if request.fidelity is Fidelity.EXACT else tokens
-        handoff_only = request.work is Work.PREFILL and self._model.role is ModelRole.ENCODER
         self._arrivals += 1
-        sequence = new_sequence(
+        return new_sequence(
             request,
             arrival=self._arrivals,
-            prompt_tokens=length,
-            rows_end=self._boundaries.encoder_handoff(length) if handoff_only else tokens,
-            floor=self._model.config.floor(length),
-            eos_id=self._model.config.eos_token_id,
+            boundaries=self._boundaries,
+            draws=self._model.role is not ModelRole.ENCODER,
             context_tokens_max=self.memory.context_tokens_max,
         )
-        full_blocks = tokens // self._model.block_tokens
-        if sequence.shares_prefix and len(sequence.hashes) < full_blocks:
-            sequence.hash_of(full_blocks - 1, block_tokens=self._model.block_tokens)
-        return sequence
 
     def _chunk_stops(self, sequence: Sequence) -> Ordered[int]:
         return branching.stops_of(sequence, self._boundaries.turn_borders(sequence.prompt_tokens))

@@ -69,6 +69,8 @@ class EngineRequest:
     """Hashes of the prompt's full blocks; those of `resumed_ids` follow from them."""
     owner: int = 0
     """64 bits: on whose account its blocks are stored (`kvstore.store_keys.owner_tag`); 0: nobody's."""
+    stored_tokens: int = 0
+    """Leading tokens whose blocks the router saw in the store: they may be fetched before the hand-off is there."""
     resumed_ids: Sequence[int] = ()
     """Output that was drawn before, on a rank that is gone or let the request go: it goes on with the token after
     them. `exact`: as if nothing had happened. `fast`: they count as prompt (L grows), which is approximate."""

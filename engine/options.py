@@ -37,6 +37,8 @@ class RankOptions:
     """Reuse blocks of earlier requests on the device or from the store."""
     load_timeout_s: float = 2.0
     """A fetch of stored state that takes longer is a miss."""
+    prefetch_bytes: int = 256 << 20
+    """Stored blocks in host memory, fetched for requests that await their hand-off. The rest is fetched then."""
     publish_timeout_s: float = 5.0
     """A hand-off whose writes take longer is reported as not stored."""
     publish_queue_bytes: int = 256 << 20

@@ -20,11 +20,12 @@ from .block_pool import BlockPool
 from .boundaries import Boundaries
 from .interface import Fidelity, SnapshotKind
 from .options import RankOptions
+from .prefetching import FetchedBlocks, Prefetcher
 from .restore import Available, RestorePlan, SnapshotAt, Source, plan_restore
 from .sequence import Sequence
 from .snapshot_format import mode_of
 from .state_image import Snapshot, StateImage
-from .state_store import Loaded, LoadJob
+from .state_store import Loaded, LoadJob, Prefetched
 from .transfers import Transfers
 
 
@@ -45,6 +46,15 @@ class Restorer:
         self._boundaries = boundaries
         self._transfers = transfers
         self._options = options
+        self._prefetcher: Prefetcher | None = None
+        if transfers is not None:
+            self._prefetcher = Prefetcher(
+                pool=pool,
+                boundaries=boundaries,
+                transfers=transfers,
+                block_bytes=image.block_layout.payload_bytes,
+                options=options,
+            )
 
     def reusable(self, sequence: Sequence) -> Ordered[int]:
         """Blocks on the device that hold the beginning of what the sequence needs. Changes nothing."""
@@ -53,6 +63,21 @@ class Restorer:
             return ()  # another request's approximate block is not the same as its own
         exact_only = parked is not None or sequence.fidelity is Fidelity.EXACT
         return self._pool.find(sequence.hashes[: self._blocks_wanted(sequence)], exact_only=exact_only)
+
+    def prefetch(self, sequence: Sequence) -> None:
+        """The sequence awaits its hand-off: fetch what is stored of its prefix already."""
+        if self._prefetcher is not None and self._options.prefix_reuse:
+            self._prefetcher.begin(sequence)
+
+    def prefetched(self, sequence: Sequence | None, fetched: Prefetched) -> None:
+        """The store has answered; None: for a sequence that has ended."""
+        if self._prefetcher is not None and sequence is not None:
+            self._prefetcher.complete(sequence, fetched)
+
+    def forget(self, sequence: Sequence) -> None:
+        """The sequence ends."""
+        if self._prefetcher is not None:
+            self._prefetcher.end(sequence)
 
     def begin(self, sequence: Sequence, shared: Ordered[int]) -> RestorePlan | None:
         """The sequence has its slot and blocks, `shared` first. None: it is loading, and `complete` will say more."""
@@ -106,10 +131,13 @@ class Restorer:
             depth = boundary // self._boundaries.block_tokens - 1
             return turn_snapshot_key(keys[depth], mode=mode_of(SnapshotKind.ENCODER)) if depth >= 0 else None
 
+        fetched = self._prefetched(sequence, present, wanted)
         return LoadJob(
             owner=sequence.owner,
             keys=keys,
             blocks_present=present,
+            payloads=fetched.payloads,
+            payloads_exact=fetched.exact,
             confirm_present=sequence.is_prefill,
             exact_only=strict,
             deadline=request.deadline.earlier(self._options.load_timeout_s),
@@ -117,6 +145,13 @@ class Restorer:
             handed_off_by=sequence.handoff.direct_address if handed and sequence.handoff is not None else None,
             turn_snapshot=turn_key if strict else None,
         )
+
+    def _prefetched(self, sequence: Sequence, present: int, wanted: int) -> FetchedBlocks:
+        if self._prefetcher is None:
+            return FetchedBlocks()
+        fetched = self._prefetcher.take(sequence, first_block=present)
+        count = max(0, wanted - present)
+        return FetchedBlocks(fetched.payloads[:count], fetched.exact[:count])
 
     def _restore(
         self,

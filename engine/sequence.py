@@ -9,6 +9,7 @@ from whalepod.core.block_keys import BlockHash, derive_block_hashes
 from whalepod.core.lifecycle import Lifecycle, Outcome, Phase
 
 from .block_pool import Slot
+from .boundaries import Boundaries
 from .finish import FinishRule
 from .grammar.state import GrammarState
 from .interface import EngineRequest, Fidelity, Handoff, SampledToken, Work
@@ -25,6 +26,16 @@ class Leaving:
 
     first_token: SampledToken | None
     snapshot_sent: bool = False
+
+
+@dataclass(slots=True)
+class Prefetch:
+    """Stored blocks in host memory, from `first_block` on, for a sequence that awaits its hand-off."""
+
+    first_block: int
+    blocks_reserved: int
+    payloads: collections.abc.Sequence[memoryview] = ()
+    exact: collections.abc.Sequence[bool] = ()
 
 
 @dataclass(slots=True, eq=False)
@@ -68,6 +79,7 @@ class Sequence:
     grammar: GrammarState | None = None
     """Where it stands in its grammar: all of its output has been followed."""
     handoff: Handoff | None = None
+    prefetch: Prefetch | None = None
     parked: Parked | None = None
 
     slot: Slot | None = None
@@ -216,20 +228,22 @@ def new_sequence(
     request: EngineRequest,
     *,
     arrival: int,
-    prompt_tokens: int,
-    rows_end: int,
-    floor: int,
-    eos_id: int,
+    boundaries: Boundaries,
+    draws: bool,
     context_tokens_max: int,
 ) -> Sequence:
-    """An accepted request that holds nothing yet. `prompt_tokens` is its L."""
+    """An accepted request that holds nothing yet. `draws`: the rank holds all layers."""
+    tokens = len(request.prompt_ids) + len(request.resumed_ids)
+    length = len(request.prompt_ids) if request.fidelity is Fidelity.EXACT else tokens
+    hands_off_early = request.work is Work.PREFILL and not draws
+    eos_id = boundaries.config.eos_token_id
     scored = request.sampling.prompt_logprobs
-    return Sequence(
+    sequence = Sequence(
         request=request,
         arrival=arrival,
-        prompt_tokens=prompt_tokens,
-        rows_end=rows_end,
-        floor=floor if scored is None else 0,
+        prompt_tokens=length,
+        rows_end=boundaries.encoder_handoff(length) if hands_off_early else tokens,
+        floor=boundaries.config.floor(length) if scored is None else 0,
         tokens=[*request.prompt_ids, *request.resumed_ids],
         hashes=list(request.block_hashes) if request.chain_root is not None else [],
         sampler=Sampler(
@@ -248,3 +262,7 @@ def new_sequence(
         awaiting=request.await_handoff,
         prompt_scores=None if scored is None else PromptScores(request.prompt_ids, top=scored),
     )
+    full_blocks = tokens // boundaries.block_tokens
+    if sequence.shares_prefix and len(sequence.hashes) < full_blocks:
+        sequence.hash_of(full_blocks - 1, block_tokens=boundaries.block_tokens)
+    return sequence

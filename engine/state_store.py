@@ -64,6 +64,9 @@ class LoadJob:
     """Also ask whether those are stored."""
     exact_only: bool
     deadline: Deadline
+    payloads: Sequence[memoryview] = ()
+    """Blocks behind those present that have been fetched before."""
+    payloads_exact: Sequence[bool] = ()
     own_snapshot: bytes | None = None
     """Store key of this request's own snapshot."""
     handed_off_by: str | None = None
@@ -90,6 +93,28 @@ class Loaded:
 
 
 @dataclass(frozen=True, slots=True)
+class PrefetchJob:
+    """Find the blocks after those on the device, for a request that holds nothing yet."""
+
+    request_id: RequestId
+    attempt: int
+    keys: Sequence[BlockKey]
+    """Of the blocks wanted, depth 0 first."""
+    blocks_present: int
+    exact_only: bool
+    deadline: Deadline
+
+
+@dataclass(frozen=True, slots=True)
+class Prefetched:
+    """What was found. `payloads[i]` is block `job.blocks_present + i`."""
+
+    job: PrefetchJob
+    payloads: Sequence[memoryview] = ()
+    exact: Sequence[bool] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class HandoffWritten:
     """All writes of a hand-off have been tried. `stored`: the store has acknowledged every one of them."""
 
@@ -103,7 +128,7 @@ class RoomFreed:
     """Something of a hand-off that had no room may be offered again."""
 
 
-Answer = Loaded | HandoffWritten | RoomFreed
+Answer = Loaded | Prefetched | HandoffWritten | RoomFreed
 
 
 def run_load(store: StateStore, job: LoadJob, *, block_bytes: int) -> Loaded:
@@ -116,8 +141,33 @@ def run_load(store: StateStore, job: LoadJob, *, block_bytes: int) -> Loaded:
     present_stored = 0
     if job.confirm_present and job.blocks_present:
         present_stored = store.lookup(job.keys[: job.blocks_present], deadline=job.deadline)
+    payloads, exact = list(job.payloads), list(job.payloads_exact)
+    _fetch_on(store, job, payloads, exact, block_bytes=block_bytes, giver=giver)
+    blocks, turn = job.blocks_present + len(payloads), None
+    if job.turn_snapshot is not None and (own is None or blocks < len(job.keys)):
+        key = job.turn_snapshot(blocks)
+        turn = store.get_snapshot(key, deadline=job.deadline) if key else None
+    return Loaded(job, payloads, exact, present_stored=present_stored, own_snapshot=own, turn_snapshot=turn)
+
+
+def run_prefetch(store: StateStore, job: PrefetchJob, *, block_bytes: int) -> Prefetched:
+    """Blocks run by run up to the first that is missing."""
     payloads: list[memoryview] = []
     exact: list[bool] = []
+    _fetch_on(store, job, payloads, exact, block_bytes=block_bytes, giver=None)
+    return Prefetched(job, payloads, exact)
+
+
+def _fetch_on(
+    store: StateStore,
+    job: LoadJob | PrefetchJob,
+    payloads: list[memoryview],
+    exact: list[bool],
+    *,
+    block_bytes: int,
+    giver: str | None,
+) -> None:
+    """Append the blocks that follow those present and fetched, up to the first that is missing."""
     runs = 1  # a miss costs one small read; a long prefix soon comes in large ones
     while job.blocks_present + len(payloads) < len(job.keys):
         first = job.blocks_present + len(payloads)
@@ -130,9 +180,4 @@ def run_load(store: StateStore, job: LoadJob, *, block_bytes: int) -> Loaded:
         payloads += buffers[: fetched.count]
         exact += fetched.exact[: fetched.count]
         if fetched.count < len(keys):
-            break
-    blocks, turn = job.blocks_present + len(payloads), None
-    if job.turn_snapshot is not None and (own is None or blocks < len(job.keys)):
-        key = job.turn_snapshot(blocks)
-        turn = store.get_snapshot(key, deadline=job.deadline) if key else None
-    return Loaded(job, payloads, exact, present_stored=present_stored, own_snapshot=own, turn_snapshot=turn)
+            return

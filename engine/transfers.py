@@ -1,6 +1,6 @@
 """Moves stored state between a rank and the store, off the loop's thread.
 
-    loop ──load──────────────▶ [loads]  ──▶ worker ──▶ store ──▶ Loaded ───────────▶ deliver
+    loop ──load, prefetch────▶ [loads]  ──▶ worker ──▶ store ──▶ Loaded ───────────▶ deliver
     loop ──blocks, snapshots─▶ [writes] ──▶ worker ──▶ store ──▶ HandoffWritten ───▶ deliver
 
 Nothing here knows what the bytes mean. Queues are bounded: loads by the slots of a rank (each has at most one),
@@ -18,11 +18,24 @@ from dataclasses import dataclass
 
 from whalepod.core.block_keys import RUN_BLOCKS, BlockHash
 from whalepod.core.clock import SYSTEM_CLOCK, Clock, Deadline
+from whalepod.core.ids import RequestId
 from whalepod.kvstore.client import BlockToPut
 from whalepod.kvstore.metrics import WRITES_DROPPED
 from whalepod.kvstore.value_format import SnapshotValue
 
-from .state_store import Answer, HandoffWritten, Loaded, LoadJob, Owner, RoomFreed, StateStore, run_load
+from .state_store import (
+    Answer,
+    HandoffWritten,
+    Loaded,
+    LoadJob,
+    Owner,
+    Prefetched,
+    PrefetchJob,
+    RoomFreed,
+    StateStore,
+    run_load,
+    run_prefetch,
+)
 
 log = logging.getLogger(__name__)
 
@@ -117,6 +130,8 @@ class Transfers:
         self._changed = threading.Condition()
         self._closed = False
         self._loads: deque[LoadJob] = deque()
+        self._prefetches: deque[PrefetchJob] = deque()
+        self._prefetching = False
         self._unlinks: deque[bytes] = deque()
         self._handoff_writes = _Queue(deque())
         self._shared_writes = _Queue(deque())
@@ -132,6 +147,18 @@ class Transfers:
         with self._changed:
             self._loads.append(job)
             self._changed.notify_all()
+
+    def prefetch(self, job: PrefetchJob) -> None:
+        """Answered by one `Prefetched`, unless it is dropped first. Loads come before it, and one runs at a time."""
+        with self._changed:
+            self._prefetches.append(job)
+            self._changed.notify_all()
+
+    def drop_prefetch(self, request_id: RequestId, attempt: int) -> None:
+        """Nobody needs it any more. One that runs is still answered."""
+        with self._changed:
+            kept = (job for job in self._prefetches if (job.request_id, job.attempt) != (request_id, attempt))
+            self._prefetches = deque(kept)
 
     def has_room(self, size_bytes: int, *, owner: Owner | None, block: BlockHash | None = None) -> bool:
         """Whether a write of that size may be queued now. After a no to an owner, `RoomFreed` tells when to ask
@@ -192,17 +219,39 @@ class Transfers:
     def work_on_load(self, *, wait: bool) -> bool:
         with self._changed:
             if wait:
-                self._changed.wait_for(lambda: self._loads or self._closed)
-            if not self._loads or self._closed:
+                self._changed.wait_for(lambda: self._loads or self._may_prefetch() or self._closed)
+            if self._closed or not (self._loads or self._may_prefetch()):
                 return False
-            job = self._loads.popleft()
+            job = self._loads.popleft() if self._loads else None
+            prefetch = self._prefetches.popleft() if job is None else None
+            self._prefetching |= prefetch is not None
+        if prefetch is not None:
+            self._run_prefetch(prefetch)
+        elif job is not None:
+            self._run_load(job)
+        return True
+
+    def _may_prefetch(self) -> bool:
+        return bool(self._prefetches) and not self._prefetching
+
+    def _run_prefetch(self, job: PrefetchJob) -> None:
+        try:
+            fetched = run_prefetch(self._store, job, block_bytes=self._block_bytes)
+        except Exception:
+            log.exception("a prefetch failed: it is fetched later")
+            fetched = Prefetched(job)
+        with self._changed:
+            self._prefetching = False
+            self._changed.notify_all()
+        self._deliver(fetched)
+
+    def _run_load(self, job: LoadJob) -> None:
         try:
             loaded = run_load(self._store, job, block_bytes=self._block_bytes)
         except Exception:
             log.exception("a load failed: a miss")
             loaded = Loaded(job)
         self._deliver(loaded)
-        return True
 
     def work_on_write(self, *, wait: bool) -> bool:
         with self._changed:

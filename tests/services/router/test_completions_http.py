@@ -184,7 +184,8 @@ async def test_b7_cached_tokens_are_the_prefill_ranks_and_the_same_streamed(
 ) -> None:
     prefill.behaviour.cached_tokens = cached
     answer = await router.complete(prompt=LONG, max_tokens=4)
-    events = await router.stream(prompt=LONG, max_tokens=4, stream_options={"include_usage": True})
+    other = LONG[::-1]  # of the same length; the first has been stored
+    events = await router.stream(prompt=other, max_tokens=4, stream_options={"include_usage": True})
     assert answer["usage"]["prompt_tokens_details"] == {"cached_tokens": cached}
     assert answer["usage"]["prompt_cache_hit_tokens"] == cached
     assert answer["usage"]["prompt_cache_miss_tokens"] == len(LONG) - cached

@@ -26,6 +26,11 @@ SHORT = LONG[:5]
 ROUTES = pytest.mark.parametrize("prompt", [SHORT, LONG], ids=["local", "remote prefill"])
 
 
+def unlike(prompt: list[int], index: int) -> list[int]:
+    """A prompt of the same length that shares no prefix: nothing draws it to a rank."""
+    return [300 + index, *prompt[1:]]
+
+
 async def streamed(router: RouterUnderTest, **body: Any) -> tuple[list[int], list[dict[str, Any]]]:
     """Token ids of a stream that ended well, and its chunks."""
     async with stream_of(router, return_token_ids=True, **body) as events:
@@ -44,9 +49,9 @@ async def test_e10_a_stream_goes_on_from_another_rank_without_a_token_lost_or_re
     before = FAILOVERS._value.get()
     async with running_router(model_dir, [*ranks, prefill], remote_prefill_tokens_min=32) as router:
         ranks[0].behaviour.gone_after_tokens = ranks[1].behaviour.gone_after_tokens = 3
-        for _ in range(8):
-            ids, _ = await streamed(router, prompt=prompt, max_tokens=12, seed=5)
-            assert ids == expected_ids(prompt, 12, seed=5)
+        for another in (unlike(prompt, index) for index in range(12)):
+            ids, _ = await streamed(router, prompt=another, max_tokens=12, seed=5)
+            assert ids == expected_ids(another, 12, seed=5)
         assert FAILOVERS._value.get() == before + 2
         await check_nothing_is_left(router, *ranks, prefill)
 
@@ -71,7 +76,10 @@ async def test_usage_of_a_stream_that_moved_is_that_of_one_that_did_not(
     prefill.behaviour.cached_tokens = 4
     async with running_router(model_dir, [mortal, other, prefill], remote_prefill_tokens_min=32) as router:
         chunks: list[dict[str, Any]] = []
+        count = 0
         while not mortal.seen.starts:
+            count += 1
+            prompt = unlike(prompt, count)
             _, chunks = await streamed(
                 router, prompt=prompt, max_tokens=9, logprobs=1, stream_options={"include_usage": True}
             )
