@@ -26,6 +26,8 @@ from whalepod.cluster.config_sources import settings
 from whalepod.cluster.embedded_redis import VERSION_MIN, find_redis_server, server_version
 from whalepod.cluster.free_ports import busy_ports
 from whalepod.core.errors import CheckpointError, ConfigError
+from whalepod.core.visible_devices import VARIABLE as VISIBLE_DEVICES
+from whalepod.core.visible_devices import visible_devices
 
 from .cluster_options import with_cluster_config
 
@@ -37,6 +39,7 @@ OPEN_FILES_MIN = 4096
 SHARED_MEMORY_MIB_MIN = 80
 """Ray refuses to start an object store smaller than 75 MiB."""
 REDIS_TIMEOUT_S = 2.0
+DRIVER_GPUS = Path("/proc/driver/nvidia/gpus")
 
 
 class Verdict(Enum):
@@ -134,6 +137,32 @@ def check_gpus(_: ClusterConfig) -> Iterator[Finding]:
         yield Finding(Verdict.WARNING, "gpu", f"there is one, but torch cannot use it{limit}", fix)
 
 
+def check_visible_gpus(_: ClusterConfig) -> Iterator[Finding]:
+    """What CUDA_VISIBLE_DEVICES leaves of the GPUs that the driver has: ranks get theirs from these."""
+    uuids = gpu_uuids()
+    if not uuids:
+        return
+    variable = os.environ.get(VISIBLE_DEVICES)
+    try:
+        visible = visible_devices(variable, uuids)
+    except ConfigError as error:
+        yield Finding(Verdict.FAILURE, "gpu", str(error), f"name each device of {VISIBLE_DEVICES} once")
+        return
+    text = f"{len(visible)} of {len(uuids)} GPUs are visible: {', '.join(map(str, visible)) or 'none'}"
+    named = 0 if not variable else len(variable.split(","))
+    if named > len(visible):
+        cut = f"{text}: {VISIBLE_DEVICES}={variable} ends at its first entry that names none"
+        yield Finding(Verdict.WARNING, "gpu", cut, f"correct {VISIBLE_DEVICES}, or unset it")
+    else:
+        yield Finding(Verdict.OK, "gpu", text)
+
+
+def gpu_uuids() -> list[str]:
+    """Of the machine's GPUs in the order of their places on the bus, as the NVIDIA driver tells; empty without one."""
+    texts = [path.read_text(encoding="utf-8") for path in sorted(DRIVER_GPUS.glob("*/information"))]
+    return [match[1] for text in texts if (match := re.search(r"GPU UUID:\s*(\S+)", text))]
+
+
 def check_redis(config: ClusterConfig) -> Iterator[Finding]:
     needed = ".".join(str(part) for part in VERSION_MIN)
     if config.redis_url is None:
@@ -218,6 +247,7 @@ CHECKS: tuple[Callable[[ClusterConfig], Iterator[Finding]], ...] = (
     check_packages,
     check_torch,
     check_gpus,
+    check_visible_gpus,
     check_redis,
     check_ports,
     check_memory,

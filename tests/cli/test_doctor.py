@@ -73,6 +73,34 @@ def test_memory_for_more_ranks_than_fit_is_a_warning() -> None:
     assert Verdict.WARNING in verdicts(doctor.check_memory, config)
 
 
+@pytest.mark.parametrize(
+    ("variable", "verdict", "text"),
+    [
+        (None, Verdict.OK, "3 of 3 GPUs are visible: 0, 1, 2"),
+        ("2,GPU-aa", Verdict.WARNING, "1 of 3 GPUs are visible: 2: CUDA_VISIBLE_DEVICES=2,GPU-aa ends"),
+        ("GPU-cc,GPU-aa", Verdict.OK, "2 of 3 GPUs are visible: 2, 0"),
+        ("-1", Verdict.WARNING, "0 of 3 GPUs are visible: none"),
+        ("", Verdict.OK, "0 of 3 GPUs are visible: none"),
+        ("1,1", Verdict.FAILURE, "names device 1 twice"),
+    ],
+)
+def test_what_is_visible_of_the_gpus_is_what_cuda_makes_of_the_variable(
+    variable: str | None, verdict: Verdict, text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for place, uuid in (("0000:1a:00.0", "aa11"), ("0000:3b:00.0", "bb22"), ("0000:5e:00.0", "cc33")):
+        (tmp_path / place).mkdir()
+        (tmp_path / place / "information").write_text(f"Model: \t NVIDIA H200\nGPU UUID: \t GPU-{uuid}\n")
+    monkeypatch.setattr(doctor, "DRIVER_GPUS", tmp_path)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if variable is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", variable)
+    (finding,) = doctor.check_visible_gpus(ClusterConfig())
+    assert finding.verdict is verdict
+    assert text in finding.text
+    monkeypatch.setattr(doctor, "DRIVER_GPUS", tmp_path / "none")
+    assert list(doctor.check_visible_gpus(ClusterConfig())) == []
+
+
 def test_a_redis_that_does_not_answer_is_a_failure() -> None:
     config = ClusterConfig(redis_url=f"redis://127.0.0.1:{unused_port()}")
     (finding,) = failures(doctor.check_redis, config)
