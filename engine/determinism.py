@@ -192,6 +192,7 @@ def make_schedule(model: RankModel, plan: DeterminismPlan, cases: Ordered[Case],
         chunk_tokens_beside_decode=max(model.config.group_tokens, rng.choice((4, 9, 32))),
         prefix_reuse=rng.random() < 0.7,
         parked_bytes=rng.choice((0, 1 << 30)),
+        async_scheduling=rng.random() < 0.7,
     )
     return Schedule(options, tuple(arrivals))
 

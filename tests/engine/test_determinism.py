@@ -47,7 +47,7 @@ def test_neighbours_change_nothing() -> None:
         assert _said(said) == oracle(tokens, (GREEDY, SEEDED)[index % 2])
 
 
-def test_one_changed_seed_changes_only_its_own_output() -> None:
+def test_e15_one_changed_seed_changes_only_its_own_output() -> None:
     def answers(seeds: list[int]) -> list[tuple[SampledToken, ...]]:
         world = World()
         heard = [world.submit(world.request(prompt_of(29), replace(SEEDED, seed=seed))) for seed in seeds]

@@ -41,7 +41,7 @@ def _nothing_held(world: World) -> None:
 
 
 @pytest.mark.parametrize("max_tokens", [1, 2, 3])
-def test_exactly_max_tokens_come_out_one_event_a_step(max_tokens: int) -> None:
+def test_b1_b2_exactly_max_tokens_come_out_one_event_a_step(max_tokens: int) -> None:
     world = World()
     heard = world.generate(prompt_of(20), replace(GREEDY, max_tokens=max_tokens))
     assert len(heard.tokens) == max_tokens
@@ -142,7 +142,7 @@ def test_an_encoder_has_nothing_to_hand_over_for_a_short_prompt() -> None:
     assert not store.calls
 
 
-def test_a_first_token_that_ends_the_request_needs_no_handoff() -> None:
+def test_b4_a_first_token_that_ends_the_request_needs_no_handoff() -> None:
     store = MemoryStore()
     world = World(store=store)
     handoff = prefill(world, prompt_of(20), ONE, name="x")
@@ -237,7 +237,7 @@ def test_the_first_token_of_a_handoff_is_said_at_once_and_once() -> None:
     assert tuple(heard.tokens) == oracle(50)[1:]
 
 
-def test_usage_of_a_handoff_is_the_prefill_ranks() -> None:
+def test_b7_usage_of_a_handoff_is_the_prefill_ranks() -> None:
     store = MemoryStore()
     prefill_world, decode_world = World(store=store), World(store=store)
     cold = prefill(prefill_world, prompt_of(100), name="x")

@@ -136,7 +136,7 @@ def test_a_deadline_passes_while_a_grammar_is_being_compiled() -> None:
         world.engine.close()
 
 
-def test_reasoning_is_free_until_its_marker_and_cannot_end_the_answer(world: World) -> None:
+def test_e11_reasoning_is_free_until_its_marker_and_cannot_end_the_answer(world: World) -> None:
     params = regex("[a-c]{3}", temperature=0, grammar_starts_after=MARKER, logit_bias={EOS: 100.0, MARKER: 90.0})
     heard = world.generate(prompt_of(15), params)
     assert heard.ids[0] == MARKER
@@ -168,7 +168,7 @@ def alone(world: World, number: int) -> list[int]:
     return world.generate(prompt_of(30 + number, seed=number), GUIDED[number]).ids
 
 
-def test_preempted_requests_go_on_where_they_were_in_their_grammars(world: World) -> None:
+def test_e13_preempted_requests_go_on_where_they_were_in_their_grammars(world: World) -> None:
     crowded = World(options=replace(OPTIONS, blocks=8))
     try:
         heard = [
@@ -185,7 +185,7 @@ def test_preempted_requests_go_on_where_they_were_in_their_grammars(world: World
 
 
 @pytest.mark.parametrize("number", range(len(GUIDED)))
-def test_a_sentence_begun_on_a_prefill_rank_goes_on_on_a_decode_rank(world: World, number: int) -> None:
+def test_e13_a_sentence_begun_on_a_prefill_rank_goes_on_on_a_decode_rank(world: World, number: int) -> None:
     store = MemoryStore()
     first, second = World(store=store), World(store=store)
     try:

@@ -79,6 +79,40 @@ def test_a_stop_string_ends_its_own_answer_only(include: bool) -> None:
     assert (left.output.text, left.output.finish_reason) == (other, FinishReason.LENGTH)
 
 
+@pytest.mark.parametrize("max_tokens", [0, -1, 2**31, None])
+def test_b9_odd_lengths_and_empty_prompts_harm_no_other_prompt(max_tokens: int | None) -> None:
+    if max_tokens is not None and max_tokens < 1:
+        with pytest.raises(InvalidFieldError, match="max_tokens must be at least 1"):
+            SamplingParams(max_tokens=max_tokens)
+        return
+    empty, nothing, good = _llm().generate(["", [], prompt_of(120)], replace(GREEDY, max_tokens=max_tokens))
+    assert empty.error is None, "a text begins with the begin-of-sequence token"
+    assert isinstance(nothing.error, InvalidFieldError)
+    assert len(good.output.tokens) == 8, "the context has no room for more"
+
+
+@pytest.mark.parametrize("n", [1, 2])
+def test_e14_log_probabilities_are_those_of_one_alone_up_to_the_end_of_the_context(n: int) -> None:
+    asked = replace(SEEDED, n=n, max_tokens=None, logprobs=3)
+    many = _llm().generate([prompt_of(tokens) for tokens in (120, 126, 127)], asked)
+    assert [len(output.tokens) for one in many for output in one.outputs] == [8] * n + [2] * n + [1] * n
+    for tokens, together in zip((120, 126, 127), many, strict=True):
+        (alone,) = _llm().generate([prompt_of(tokens)], asked)
+        assert together.outputs == alone.outputs
+        for token in together.output.tokens:
+            assert token.logprob is not None
+            assert token.logprob < 0
+            assert len(token.top_ids) == 3
+
+
+def test_e15_a_seed_is_kept_and_no_neighbours_seed_matters() -> None:
+    seeds = [replace(SEEDED, seed=seed) for seed in (7, 8, 9)]
+    first = _llm().generate([prompt_of(29)] * 3, seeds)
+    other = _llm().generate([prompt_of(29)] * 3, [seeds[0], replace(SEEDED, seed=-1), seeds[2]])
+    assert [one.output for one in (first[0], first[2])] == [one.output for one in (other[0], other[2])]
+    assert len({one.output.token_ids for one in first}) == 3
+
+
 def test_a_text_starts_with_the_begin_token_and_a_single_prompt_is_a_list_of_one() -> None:
     (text,) = _llm().generate("hello", replace(GREEDY, max_tokens=1))
     (ids,) = _llm().generate(text.prompt_ids, replace(GREEDY, max_tokens=1))

@@ -81,10 +81,11 @@ def test_limits_are_known_before_the_start() -> None:
     assert limits.namespace == tiny_model().namespace
 
 
-def test_what_can_never_run_is_refused_at_once_and_names_the_field() -> None:
+def test_b5_b9_what_can_never_run_is_refused_at_once_and_names_the_field() -> None:
     with _started(options=replace(OPTIONS, context_tokens_max=30)) as world:
-        with pytest.raises(ContextLengthError):
-            world.submit(30)
+        for tokens in (30, 31, 39, 60):
+            with pytest.raises(ContextLengthError):
+                world.submit(tokens)
         with pytest.raises(InvalidFieldError, match="at least one token"):
             world.submit(0)
         with pytest.raises(InvalidFieldError, match="logit_bias"):

@@ -4,6 +4,7 @@ its own."""
 from __future__ import annotations
 
 from dataclasses import replace
+from random import Random
 
 import pytest
 import torch
@@ -67,15 +68,19 @@ def test_a_sequence_has_the_same_bits_alone_and_among_others(formats: CacheForma
         assert torch.equal(together.all_logits(index), logits), f"sequence {index}"
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("sequences", [2, 7, 64])
-def test_decode_rows_have_the_same_bits_in_batches_of_any_size(sequences: int) -> None:
+@pytest.mark.parametrize("sequences", [2, 7, pytest.param(64, marks=pytest.mark.slow)])
+def test_a_row_has_the_same_bits_in_batches_of_any_size_order_and_chunking(sequences: int) -> None:
+    """Chunks and decode rows of all sequences side by side, the order drawn anew for every batch."""
+    rng = Random(sequences)
     prompts = [random_prompt(20 + index % 13, seed=index) for index in range(sequences)]
-    together = Sequences(tiny_a(), prompts, RELEASE_FORMATS)
-    together.step(dict.fromkeys(range(sequences), 19))
-    together.finish([dict.fromkeys(reversed(range(sequences)), 1)])
-    for index in range(0, sequences, 9):
-        assert torch.equal(together.all_logits(index), whole(tiny_a(), prompts[index], formats=RELEASE_FORMATS))
+    floors = {index: rng.choice((0, 3, 17)) for index in range(sequences)}
+    together = Sequences(tiny_a(), prompts, RELEASE_FORMATS, floors=floors)
+    while any(together.done[index] < len(prompt) for index, prompt in enumerate(prompts)):
+        order = rng.sample(range(sequences), sequences)
+        together.step({index: 1 if together.done[index] >= 18 else rng.choice((1, 2, 5, 18)) for index in order})
+    for index in rng.sample(range(sequences), min(sequences, 7)):
+        alone = whole(tiny_a(), prompts[index], formats=RELEASE_FORMATS, floor=floors[index])
+        assert torch.equal(together.all_logits(index), alone), f"sequence {index}"
 
 
 def test_the_check_sees_ordinary_matrix_products(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -34,7 +34,7 @@ def test_reasoning_is_free_but_cannot_end_the_sequence() -> None:
     assert not state.accepting
 
 
-def test_the_grammar_governs_from_the_first_token_after_the_marker() -> None:
+def test_e11_the_grammar_governs_from_the_first_token_after_the_marker() -> None:
     state = GrammarState(regex("ab"), starts_after=THINK_END)
     state.replay([*ids_of("hm"), THINK_END])
     assert state.started
@@ -70,7 +70,7 @@ def test_more_than_was_accepted_cannot_be_taken_back() -> None:
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_replaying_the_tokens_leads_to_the_same_place_at_every_point(seed: int) -> None:
+def test_e13_replaying_the_tokens_leads_to_the_same_place_at_every_point(seed: int) -> None:
     schema = {"type": "array", "items": {"type": "string", "maxLength": 6}, "maxItems": 3}
     grammar = compiled(GrammarKind.JSON_SCHEMA, schema)
     ids = answer(grammar, seed=seed, greedy=False).ids
