@@ -49,6 +49,12 @@ class PrefillSettings(_Section):
     memory_gib: float | None = Field(default=None, gt=0, description="memory for one rank's weights and KV together")
     chunk_tokens: int = Field(default=512, ge=1, description="prompt rows that one step computes at most")
     cpus: float = Field(default=1.0, gt=0, description="CPUs that Ray reserves for one rank")
+    expert_parallel: bool = Field(
+        default=False, description="spread the experts over the ranks of the pool; off: every rank holds all"
+    )
+    redundant_experts: int = Field(
+        default=0, ge=0, description="expert slots of a layer beyond one for each expert, over the whole pool"
+    )
 
 
 class DecodeSettings(_Section):
@@ -65,6 +71,12 @@ class DecodeSettings(_Section):
         default=128, ge=1, description="prompt rows that one step computes beside decode rows at most"
     )
     cpus: float = Field(default=1.0, gt=0, description="CPUs that Ray reserves for one rank")
+    expert_parallel: bool = Field(
+        default=False, description="spread the experts over the ranks of the pool; off: every rank holds all"
+    )
+    redundant_experts: int = Field(
+        default=0, ge=0, description="expert slots of a layer beyond one for each expert, over the whole pool"
+    )
 
 
 class EngineSettings(_Section):
@@ -188,6 +200,17 @@ class KvSettings(_Section):
         return RETENTION_HOURS[self.retention] * 3600.0
 
 
+class EplbSettings(_Section):
+    """Balancing of experts over the ranks of an expert-parallel pool, and what is done about ranks that hang."""
+
+    window_steps: int = Field(default=1000, ge=1, description="steps whose routing counts")
+    interval_steps: int = Field(default=3000, ge=0, description="steps between two looks at the loads; 0: never move")
+    gain_min: float = Field(default=0.02, ge=0, le=1, description="balancedness that a layer must gain to be moved")
+    step_timeout_seconds: float = Field(
+        default=120.0, gt=0, description="a rank that computes longer at one step prints its stacks and ends"
+    )
+
+
 class RaySettings(_Section):
     """Ray starts and restarts ranks. It is not on the way of any request."""
 
@@ -222,6 +245,7 @@ class ClusterConfig(_Section):
     router: RouterSettings = RouterSettings()
     tls: TlsSettings = TlsSettings()
     kv: KvSettings = KvSettings()
+    eplb: EplbSettings = EplbSettings()
     ray: RaySettings = RaySettings()
 
     @model_validator(mode="after")
@@ -350,6 +374,10 @@ def _contradictions(config: ClusterConfig) -> Iterator[str]:
     for name, pool in (("prefill", config.prefill), ("decode", config.decode)):
         if pool.blocks is not None and pool.memory_gib is not None:
             yield f"{name}.blocks and {name}.memory_gib are both set: one follows from the other, keep one"
+        if pool.expert_parallel and config.engine.device != "cpu":
+            yield f"{name}.expert_parallel is on, but engine.device is {config.engine.device}: pools share on cpu only"
+        if pool.redundant_experts and not pool.expert_parallel:
+            yield f"{name}.redundant_experts is {pool.redundant_experts}, but {name}.expert_parallel is off"
 
 
 def _port_clashes(config: ClusterConfig) -> Iterator[str]:

@@ -34,6 +34,7 @@ from whalepod.model.tensor_layout import ModelRole
 
 from .config import METRICS_PORT_OFFSET, ClusterConfig, DecodeSettings, PrefillSettings, join_address
 from .grpc_options import server_options
+from .rank_group import RankGroup, seat_of
 from .rank_metrics import LoadCollector, count_events, count_work
 from .registrar import Registrar
 from .registration import RankInfo, RankRole
@@ -52,6 +53,8 @@ class RankIdentity:
     """Which rank a process is. `rank_id` survives a restart, `incarnation` does not."""
 
     rank_id: RankId
+    index: int
+    """In its pool, from 0."""
     role: RankRole
     pool: str
     host: str
@@ -71,6 +74,7 @@ def rank_identity(config: ClusterConfig, role: RankRole, index: int) -> RankIden
     port = (config.prefill if role.is_prefill else config.decode).port + index
     return RankIdentity(
         rank_id=RankId(f"{pool}-{index}"),
+        index=index,
         role=role,
         pool=pool,
         host=config.host,
@@ -151,6 +155,7 @@ class RankProcess:
         self._identity = identity
         self._clock = clock
         self._secret = config.cluster_secret()
+        self._seat = seat_of(config, is_prefill=identity.role.is_prefill, index=identity.index)
         self._loop = asyncio.get_running_loop()
         self._health = health.aio.HealthServicer()  # pyright: ignore[reportAttributeAccessIssue]  # set at import
         self._server = grpc.aio.server(options=server_options())
@@ -162,11 +167,22 @@ class RankProcess:
         self._store: RankStore | None = None
         self._service: RankService | None = None
         self._registrar: Registrar | None = None
+        self._group: RankGroup | None = None
         self._metrics: tuple[WSGIServer, LoadCollector] | None = None
 
     async def start(self, make_service: Callable[[RankContext], RankService]) -> None:
         """Ports first: a taken port should cost no loading of weights."""
         await self._bind()
+        if self._seat is not None:
+            self._group = RankGroup(
+                self._config,
+                is_prefill=self._identity.role.is_prefill,
+                index=self._identity.index,
+                incarnation=self._identity.incarnation,
+                secret=self._secret,
+                clock=self._clock,
+            )
+            self._group.register(self._server)
         with ThreadPoolExecutor(max_workers=1) as loader:
             engine = await self._loop.run_in_executor(loader, self._load_engine)
         assert self._model is not None
@@ -186,8 +202,10 @@ class RankProcess:
             (self._service.name, health.SERVICE_NAME, reflection.SERVICE_NAME), self._server
         )
         engine.start()
-        await self._set_health(serving=True)
         await self._server.start()
+        if self._group is not None:
+            await self._group.start()
+        await self._set_health(serving=True)
         self._serve_metrics(engine)
         self._registrar = Registrar(
             redis_url=self._config.redis_url_or_embedded,
@@ -226,6 +244,8 @@ class RankProcess:
         """Stop whatever has started. The engine ends what is left with WorkerLostError while the server still talks."""
         if self._registrar is not None:
             await self._registrar.stop()
+        if self._group is not None:
+            await self._group.stop()
         if self._engine is not None:
             await asyncio.to_thread(self._engine.stop)
             await asyncio.sleep(0)  # what the engine reported last is on its way to the event loop
@@ -285,7 +305,10 @@ class RankProcess:
             threads=config.engine.threads,
             kept_rows=config.engine.kept_rows,
             device=config.engine.device,
+            seat=self._seat,
         )
+        if self._group is not None and self._model.experts is not None:
+            self._group.make_loop(self._model.experts, on_failure=self._on_failure)
         self._store = connect_rank_store(
             config,
             secret=self._secret,
@@ -321,7 +344,11 @@ class RankProcess:
     def _on_failure(self, error: BaseException) -> None:
         """On the engine's thread."""
         log.critical("the engine stopped", extra={"rank": self._identity.rank_id}, exc_info=error)
-        self._loop.call_soon_threadsafe(self._failure.set_result, error)
+        self._loop.call_soon_threadsafe(self._fail, error)
+
+    def _fail(self, error: BaseException) -> None:
+        if not self._failure.done():
+            self._failure.set_result(error)
 
     async def _set_health(self, *, serving: bool) -> None:
         assert self._service is not None

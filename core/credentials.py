@@ -19,6 +19,8 @@ class Purpose(Enum):
     SALT = b"whalepod salt v1"
     VALUE_KEY = b"whalepod value key v1"
     """Derives the key of the MACs on stored values."""
+    GROUP = b"whalepod group v1"
+    """What ranks of a pool say to each other about their group."""
     DIRECT_KEY = b"whalepod direct key v1"
     """Derives the key by which ranks that exchange values know each other."""
 

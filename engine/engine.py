@@ -24,6 +24,7 @@ from .device import Device, RowResult
 from .expiry import Expiry
 from .finish import OUTCOMES, Finish
 from .grammar.compiler import rank_compiler
+from .group_runner import step_runner
 from .guiding import GrammarReady, Guide
 from .interface import (
     EngineRequest,
@@ -43,7 +44,7 @@ from .rank_model import RankModel
 from .report import Report
 from .restore import RestorePlan
 from .restoring import Restorer
-from .runner import Runner, StepRunner
+from .runner import StepRunner
 from .scheduler import PlannedRows, Scheduler, step_limits
 from .sequence import Leaving, Sequence, new_sequence
 from .speculation.budget import new_planner
@@ -115,7 +116,7 @@ class Engine:
             slots=self.memory.slots,
             deliver=deliver,
         )
-        runner = Runner(model.network, caches)
+        runner = step_runner(model, caches)
         self._runner: StepRunner = runner if instrument is None else instrument(runner)
         self._pipeline = self._new_pipeline(options)
         self.preempted = 0

@@ -70,7 +70,12 @@ def plan_memory(model: RankModel, options: RankOptions) -> MemoryPlan:
 
 def weights_bytes(model: RankModel) -> int:
     """Of the weights in memory. N-gram tables are mapped from their files and shared by all ranks of a machine."""
-    resident = (spec for spec in specs_for_role(model.config, model.role) if spec.storage is not Storage.FP8_ROWS)
+    experts = model.experts
+    resident = (
+        spec
+        for spec in specs_for_role(model.config, model.role)
+        if spec.storage is not Storage.FP8_ROWS and (experts is None or experts.wanted(spec))
+    )
     return sum(math.prod(spec.shape) for spec in resident) * model.network.dtype.itemsize
 
 

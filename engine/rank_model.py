@@ -16,11 +16,13 @@ from whalepod.model.caches import Caches
 from whalepod.model.config import ModelConfig
 from whalepod.model.network import Network
 from whalepod.model.record_formats import RELEASE_FORMATS, CacheFormats, RecordFormat, plain_formats
+from whalepod.model.routed_experts import LocalExperts
 from whalepod.model.tensor_layout import ModelRole
 from whalepod.model.tokenizer import Tokenizer
 from whalepod.model.weights_fingerprint import weights_fingerprint
 
 from .boundaries import Boundaries
+from .expert_parallel.seat import PooledExperts, Seat
 from .state_image import block_layout
 
 DTYPES = {"cpu": torch.float32, "cuda": torch.bfloat16}
@@ -42,6 +44,8 @@ class RankModel:
     """What is behind `namespace`, readable."""
     block_layout: BlockLayout
     tokenizer: Tokenizer
+    experts: PooledExperts | None = None
+    """Of a rank that shares the experts with others."""
 
     @classmethod
     def load(
@@ -54,9 +58,11 @@ class RankModel:
         threads: int = 1,
         kept_rows: int | None = None,
         device: str = "cpu",
+        seat: Seat | None = None,
     ) -> Self:
         """Read the weights of `role` to `device` (`cpu`, `cuda`, `cuda:1`). `block_tokens` None: the model's. Results
-        depend on the kind of device, not on `threads`. `kept_rows`: as many as the model must have.
+        depend on the kind of device, not on `threads`. `kept_rows`: as many as the model must have. With a `seat`, only
+        the experts that the rank holds are read: it computes within its group (`expert_parallel/`) only.
 
         Sets the threads of the process. Raises ConfigError or CheckpointError.
         """
@@ -68,7 +74,16 @@ class RankModel:
         boundaries = Boundaries(config, config.block_tokens if block_tokens is None else block_tokens)
         formats = RELEASE_FORMATS if quantized_caches else plain_formats(dtype)
         input_format = FP8_BLOCK32 if config.quantization_config is not None else None
-        network = Network.load(model_dir, role=role, dtype=dtype, input_format=input_format, device=place)
+        experts = None if seat is None else PooledExperts.at(seat, model_dir, config, role=role, dtype=dtype)
+        network = Network.load(
+            model_dir,
+            role=role,
+            dtype=dtype,
+            input_format=input_format,
+            device=place,
+            make_experts=LocalExperts.from_weights if experts is None else experts.bank.make,
+            wanted=None if experts is None else experts.wanted,
+        )
         tokenizer = Tokenizer.from_dir(model_dir)
         namespace = namespace_of(
             boundaries,
@@ -89,6 +104,7 @@ class RankModel:
             ),
             block_layout=block_layout(_allocate(config, formats, boundaries, blocks=1, slots=1)),
             tokenizer=tokenizer,
+            experts=experts,
         )
 
     @property

@@ -55,6 +55,12 @@ class TensorSpec:
         return Part.VISION if top in ("vision", "aligner") or top.startswith("image_") else Part.TEXT
 
     @property
+    def expert(self) -> tuple[str, int] | None:
+        """Prefix of the layer's or draft block's experts and the routed expert that it belongs to, if it does."""
+        prefix, experts, rest = self.name.partition("experts.")
+        return (prefix, int(rest.split(".", 1)[0])) if experts and prefix.endswith(".ffn.") else None
+
+    @property
     def scale_name(self) -> str:
         return self.name.removesuffix("weight") + "scale"
 

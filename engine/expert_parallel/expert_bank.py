@@ -27,6 +27,24 @@ class LayerExperts:
     """[slots, 2 · M, D]"""
     down: Tensor
     """[slots, D, M]"""
+    slots: tuple[int, ...]
+    """The expert in each slot."""
+
+    def rearrange(self, slots: Sequence[int], read: Sequence[int], weights: tuple[Tensor, Tensor] | None) -> None:
+        """Hold these experts from now on: those of `read` from `weights`, stacked in this order, others are here."""
+        if tuple(slots) == self.slots:
+            return
+        gate_up = self.gate_up.new_empty(len(slots), *self.gate_up.shape[1:])
+        down = self.down.new_empty(len(slots), *self.down.shape[1:])
+        for slot, expert in enumerate(slots):
+            if expert in self.slots:
+                source = self.slots.index(expert)
+                gate_up[slot], down[slot] = self.gate_up[source], self.down[source]
+            else:
+                assert weights is not None, f"expert {expert} of {self.prefix} was not read"
+                source = list(read).index(expert)
+                gate_up[slot], down[slot] = weights[0][source], weights[1][source]
+        self.gate_up, self.down, self.slots = gate_up, down, tuple(slots)
 
     @property
     def draft(self) -> bool:
@@ -58,7 +76,7 @@ class ExpertBank:
     def make(self, weights: Weights, shape: ExpertShape) -> RoutedExperts:
         own = self.placements[weights.prefix].ranks[self.rank]
         gate_up, down = stack_experts(weights, shape, own)
-        self.layers.append(LayerExperts(weights.prefix, shape, gate_up, down))
+        self.layers.append(LayerExperts(weights.prefix, shape, gate_up, down, tuple(own)))
         return ParallelExperts(self, len(self.layers) - 1)
 
     def passes(self) -> dict[bool, range]:

@@ -24,6 +24,7 @@ from .load_window import LoadWindow
 from .placement import Placement
 from .transport import GroupBrokenError, Transport
 
+MEAN_WEIGHT = 0.05
 GRAPH_TIERS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
 
 
@@ -36,6 +37,8 @@ class Job:
     draft: bool = False
     prompts: bool = False
     """It holds rows of prompts: many, and of a size that nobody knows beforehand."""
+    undo: Callable[[], None] | None = None
+    """Makes it as if `call` had never begun: the step was aborted and is run again."""
     outcome: Any = None
     error: Exception | None = None
 
@@ -128,12 +131,13 @@ class GroupStatistics:
     passes: int = 0
     dummy_passes: int = 0
     compute_seconds: tuple[float, ...] = ()
-    """Of the last pass, by rank."""
+    """By rank, what a pass takes it beside waiting: a moving mean over passes in which all had about as many rows."""
+    compared_passes: int = 0
     padded_share: float = 0.0
 
 
 class _TimedTransport:
-    """Adds up how long its owner waits in it."""
+    """Adds up how long its owner waits in it, and knows since when it has not."""
 
     def __init__(self, inner: Transport, clock: Clock) -> None:
         self._inner = inner
@@ -141,17 +145,21 @@ class _TimedTransport:
         self.rank = inner.rank
         self.size = inner.size
         self.waited_s = 0.0
+        self.computing_since_s: float | None = None
+        self.broken = False
 
     def exchange(self, sent: Tensor, sent_bytes: Sequence[int], received_bytes: Sequence[int]) -> Tensor:
-        started_s = self._clock.monotonic_s()
+        started_s, self.computing_since_s = self._clock.monotonic_s(), None
         received = self._inner.exchange(sent, sent_bytes, received_bytes)
-        self.waited_s += self._clock.monotonic_s() - started_s
+        self.computing_since_s = self._clock.monotonic_s()
+        self.waited_s += self.computing_since_s - started_s
         return received
 
     def gather(self, values: Tensor) -> Tensor:
         return self._inner.gather(values)
 
     def close(self) -> None:
+        self.broken = True
         self._inner.close()
 
 
@@ -179,6 +187,7 @@ class ExpertGroup:
         self._pass: _Pass | None = None
         self._passes = bank.passes()
         self._compute_s = 0.0
+        self._comparable = False
         bank.exchange = self._exchange
 
     def round(self, job: Job | None, *, staged_layers: int = 0, reform: bool = False) -> Agreement:
@@ -201,13 +210,25 @@ class ExpertGroup:
                 own = job if job is not None and job.draft == draft else None
                 self._run_pass(own, agreement, draft=draft)
         self.statistics.rounds += 1
-        self.statistics.compute_seconds = tuple(vote.compute_us / 1e6 for vote in agreement.votes)
+        self._compare(agreement)
         self.statistics.padded_share = agreement.padded_share
         return agreement
 
     def close(self) -> None:
         """Leave: whoever waits for this rank is told. Idempotent, from any thread."""
         self.transport.close()
+
+    def _compare(self, agreement: Agreement) -> None:
+        """Votes tell of the pass before."""
+        if self._comparable:
+            latest = [vote.compute_us / 1e6 for vote in agreement.votes]
+            means = self.statistics.compute_seconds or latest
+            self.statistics.compute_seconds = tuple(
+                mean + MEAN_WEIGHT * (new - mean) for mean, new in zip(means, latest, strict=True)
+            )
+            self.statistics.compared_passes += 1
+        rows = agreement.rows(draft=False)
+        self._comparable = 0 < max(rows) <= 2 * min(rows)
 
     def _agree(self, vote: Vote) -> Agreement:
         gathered = self.transport.gather(torch.tensor(vote.numbers(), dtype=torch.int64))
@@ -219,8 +240,8 @@ class ExpertGroup:
         mode = agreement.mode(draft=draft)
         rows_max = agreement.tier(draft=draft) if mode is DispatchMode.LOW_LATENCY else max(agreement.rows(draft=draft))
         self._pass = _Pass(mode, rows_max, next_layer=layers.start)
-        self.transport.waited_s = 0.0
         started_s = self._clock.monotonic_s()
+        self.transport.waited_s, self.transport.computing_since_s = 0.0, started_s
         if job is not None:
             try:
                 job.outcome = job.call()
@@ -236,6 +257,7 @@ class ExpertGroup:
         self._compute_s = self._clock.monotonic_s() - started_s - self.transport.waited_s
         self.statistics.passes += 1
         self.statistics.dummy_passes += job is None
+        self.transport.computing_since_s = None
         self._pass = None
 
     def _exchange_nothing(self, layer: int) -> None:

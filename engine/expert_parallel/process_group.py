@@ -1,4 +1,4 @@
-"""Ranks in processes of their own, over a torch.distributed backend: gloo on CPUs, NCCL on GPUs.
+"""Ranks in processes of their own, over torch.distributed's gloo, which exchanges memory of the host.
 
 The group is made by hand, not as the process's default group: it is thrown away and made anew, without the rank that
 died, while the process lives on.
@@ -18,7 +18,7 @@ from torch.distributed.distributed_c10d import PrefixStore, Store
 from .transport import GroupBrokenError
 
 
-def open_store(host: str, port: int, *, is_host: bool, timeout_s: float) -> Store:
+def open_store(host: str, port: int, *, is_host: bool, timeout_s: float) -> Any:  # noqa: ANN401
     """Where the ranks of a group find each other's addresses. The host passes port 0 and reads the store's own."""
     try:
         store_class: Any = dist.TCPStore  # pyright: ignore[reportPrivateImportUsage]  where torch documents it
@@ -31,41 +31,45 @@ def open_store(host: str, port: int, *, is_host: bool, timeout_s: float) -> Stor
 class ProcessGroupTransport:
     """One rank's side of a process group."""
 
-    def __init__(self, backend: Any, *, rank: int, size: int, device: torch.device) -> None:  # noqa: ANN401
-        """`backend`: a c10d backend, for which torch has no common type."""
+    def __init__(self, backend: Any, *, rank: int, size: int) -> None:  # noqa: ANN401
+        """`backend`: a c10d backend, for which torch has no type."""
         self._backend: Any = backend
-        self._device = device
         self.rank = rank
         self.size = size
 
     @classmethod
     def join(
-        cls, store: Store, name: str, *, rank: int, size: int, host: str, timeout_s: float, device: torch.device
+        cls,
+        store: Store,
+        name: str,
+        *,
+        rank: int,
+        size: int,
+        host: str,
+        timeout_s: float,
+        form_timeout_s: float | None = None,
     ) -> ProcessGroupTransport:
         """Meet the others of group `name` in `store`. `host`: the address that they reach this rank at.
 
-        `timeout_s`: longest wait for the others, here and in every exchange. Raises GroupBrokenError.
+        `timeout_s`: longest wait for the others in an exchange, and here unless `form_timeout_s` says otherwise. Raises
+        GroupBrokenError.
         """
         prefixed = PrefixStore(name, store)
-        timeout = timedelta(seconds=timeout_s)
+        timeout = timedelta(seconds=timeout_s if form_timeout_s is None else form_timeout_s)
         try:
-            if device.type == "cuda":
-                options: Any = dist.ProcessGroupNCCL.Options()
-                options._timeout = timeout
-                backend: Any = dist.ProcessGroupNCCL(prefixed, rank, size, options)
-            else:
-                gloo: Any = dist.ProcessGroupGloo  # torch has no types for its options
-                options = gloo._Options()
-                options._devices = [gloo.create_device(hostname=host)]
-                options._timeout = timeout
-                options._threads = 2
-                backend = gloo(prefixed, rank, size, options)
+            gloo: Any = dist.ProcessGroupGloo  # torch has no types for its options
+            options = gloo._Options()
+            options._devices = [gloo.create_device(hostname=host)]
+            options._timeout = timeout
+            options._threads = 2
+            backend = gloo(prefixed, rank, size, options)
+            backend._set_default_timeout(timedelta(seconds=timeout_s))
         except RuntimeError as error:
             raise GroupBrokenError(f"group {name} did not form: {error}") from None
-        return cls(backend, rank=rank, size=size, device=device)
+        return cls(backend, rank=rank, size=size)
 
     def exchange(self, sent: Tensor, sent_bytes: Sequence[int], received_bytes: Sequence[int]) -> Tensor:
-        received = torch.empty(sum(received_bytes), dtype=torch.uint8, device=self._device)
+        received = torch.empty(sum(received_bytes), dtype=torch.uint8)
         self._do(lambda backend: backend.alltoall_base(received, sent, list(received_bytes), list(sent_bytes)))
         return received
 
@@ -75,9 +79,9 @@ class ProcessGroupTransport:
         return torch.stack(gathered)
 
     def close(self) -> None:
-        backend, self._backend = self._backend, None
-        if backend is not None:
-            backend.abort()
+        """Hang up: the others' exchanges fail at once. One of this rank that is under way does not end by this: it ends
+        when the rank that it waits for goes, or when its time is over."""
+        self._backend = None
 
     def _do(self, start: Callable[[Any], Any]) -> None:
         backend = self._backend

@@ -88,6 +88,7 @@ class Move:
             layer = self.order[self.swapped]
             experts = group.bank.layers[layer]
             experts.gate_up, experts.down = self._staged[self.swapped]
+            experts.slots = self._new[layer].ranks[group.transport.rank]
             group.placements[layer] = self._new[layer]
             self.swapped += 1
         return True
@@ -202,9 +203,13 @@ class Rebalancer:
         if planned:
             self._move = Move(self._mover, list(group.bank.layers), list(group.placements), planned)
 
+    def close_transport(self) -> None:
+        """Make a move that is under way fail. From any thread."""
+        self._mover.close()
+
     def close(self) -> None:
         """Give up a move that is under way."""
-        self._mover.close()
+        self.close_transport()
         if self._move is not None:
             self._move.join()
             self._move = None

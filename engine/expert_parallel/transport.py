@@ -35,7 +35,8 @@ class Transport(Protocol):
         ...
 
     def close(self) -> None:
-        """Make every rank that waits here, or ever will, raise GroupBrokenError. Idempotent, from any thread."""
+        """Hang up: the other ranks' calls raise GroupBrokenError, and so does every further one here. Idempotent, from
+        any thread."""
         ...
 
 

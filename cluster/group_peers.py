@@ -1,0 +1,86 @@
+"""The other ranks of an expert-parallel pool, as one rank reaches them. For one event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import grpc
+
+from whalepod.core.clock import Clock
+from whalepod.core.credentials import ClusterSecret
+from whalepod.rpc.group.v1 import group_pb2, group_pb2_grpc
+
+from .group_messages import sign
+from .grpc_options import channel_options
+
+log = logging.getLogger(__name__)
+
+PROBE_TIMEOUT_S = 1.0
+WAKE_TIMEOUT_S = 2.0
+WAKE_ATTEMPTS = 3
+
+
+class GroupPeers:
+    def __init__(self, addresses: Sequence[str], *, index: int, secret: ClusterSecret, clock: Clock) -> None:
+        """`addresses` of every rank of the pool, this one too, in order."""
+        self.index = index
+        self.size = len(addresses)
+        self._secret = secret
+        self._clock = clock
+        self._addresses = addresses
+        self._channels: dict[int, grpc.aio.Channel] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def probe(self, peer: int, *, timeout_s: float = PROBE_TIMEOUT_S) -> group_pb2.ProbeResponse | None:
+        """None: it does not answer."""
+        request = sign(group_pb2.ProbeRequest(index=self.index), self._secret, self._clock)
+        try:
+            return await self._stub(peer).Probe(request, timeout=timeout_s)
+        except grpc.aio.AioRpcError:
+            return None
+
+    async def probe_all(self) -> Mapping[int, group_pb2.ProbeResponse]:
+        """Those that answer."""
+        others = [peer for peer in range(self.size) if peer != self.index]
+        answers = await asyncio.gather(*(self.probe(peer) for peer in others))
+        return {peer: answer for peer, answer in zip(others, answers, strict=True) if answer is not None}
+
+    async def join(self, peer: int, request: group_pb2.JoinRequest, *, timeout_s: float) -> group_pb2.Group | None:
+        """The group that `peer` has decided; None: come again."""
+        try:
+            answer = await self._stub(peer).Join(sign(request, self._secret, self._clock), timeout=timeout_s)
+        except grpc.aio.AioRpcError as error:
+            log.info("joining rank %d: %s", peer, error.details())
+            return None
+        return answer.group if answer.HasField("group") else None
+
+    def wake(self, peers: Sequence[int], epoch: int, round_number: int) -> None:
+        for peer in peers:
+            task = asyncio.create_task(self._wake(peer, epoch, round_number))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+    async def close(self) -> None:
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        for channel in self._channels.values():
+            await channel.close()
+
+    async def _wake(self, peer: int, epoch: int, round_number: int) -> None:
+        for _ in range(WAKE_ATTEMPTS):
+            request = group_pb2.WakeRequest(epoch=epoch, round=round_number)
+            try:
+                await self._stub(peer).Wake(sign(request, self._secret, self._clock), timeout=WAKE_TIMEOUT_S)
+            except grpc.aio.AioRpcError as error:
+                log.info("rank %d was not woken: %s", peer, error.details())
+            else:
+                return
+
+    def _stub(self, peer: int) -> Any:  # noqa: ANN401  generated stubs are untyped
+        if peer not in self._channels:
+            self._channels[peer] = grpc.aio.insecure_channel(self._addresses[peer], options=channel_options())
+        return group_pb2_grpc.GroupServiceStub(self._channels[peer])

@@ -1,0 +1,173 @@
+"""The side of a rank that keeps it in its pool's expert-parallel group: membership, the loop of rounds, and the metrics
+of both."""
+
+from __future__ import annotations
+
+import asyncio
+import faulthandler
+import logging
+import os
+import sys
+from collections.abc import Callable, Iterator
+
+import grpc
+from prometheus_client import REGISTRY
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from whalepod.core.clock import Clock
+from whalepod.core.credentials import ClusterSecret
+from whalepod.core.errors import UnavailableError
+from whalepod.core.ids import Incarnation
+from whalepod.engine.expert_parallel.group import GroupOptions
+from whalepod.engine.expert_parallel.group_loop import GroupLoop, GroupState, LoopOptions
+from whalepod.engine.expert_parallel.rebalancing import RebalanceOptions
+from whalepod.engine.expert_parallel.seat import PooledExperts, Seat
+
+from .config import ClusterConfig, join_address
+from .group_membership import GroupMembership
+from .group_peers import GroupPeers
+from .group_servicer import GroupServicer
+
+log = logging.getLogger(__name__)
+
+WATCH_S = 1.0
+READY_PATIENCE_S = 300.0
+STRAGGLER_PASSES_MIN = 100
+"""Fewer say nothing: a machine has other things to do now and then."""
+STRAGGLER_SECONDS_MIN = 0.005
+
+
+def seat_of(config: ClusterConfig, *, is_prefill: bool, index: int) -> Seat | None:
+    """None: every rank of the pool holds all experts."""
+    pool = config.prefill if is_prefill else config.decode
+    return Seat(index, pool.replicas, pool.redundant_experts) if pool.expert_parallel else None
+
+
+class RankGroup:
+    """One rank's. For the event loop, unless it says otherwise."""
+
+    def __init__(
+        self,
+        config: ClusterConfig,
+        *,
+        is_prefill: bool,
+        index: int,
+        incarnation: Incarnation,
+        secret: ClusterSecret,
+        clock: Clock,
+    ) -> None:
+        pool = config.prefill if is_prefill else config.decode
+        self._config = config
+        self._clock = clock
+        addresses = [join_address(config.reachable_host, pool.port + peer) for peer in range(pool.replicas)]
+        peers = GroupPeers(addresses, index=index, secret=secret, clock=clock)
+        self._membership = GroupMembership(peers, incarnation=incarnation, host=config.reachable_host, clock=clock)
+        self._servicer = GroupServicer(self._membership, secret=secret, clock=clock)
+        self.loop: GroupLoop | None = None
+        self._watchdog: asyncio.Task[None] | None = None
+        self._collector: GroupCollector | None = None
+
+    def register(self, server: grpc.aio.Server) -> None:
+        self._servicer.register(server)
+
+    def make_loop(self, experts: PooledExperts, *, on_failure: Callable[[BaseException], None]) -> None:
+        """For any thread, once: the model is loaded, the engine not made yet."""
+        eplb = self._config.eplb
+        self.loop = experts.loop = GroupLoop(
+            experts.bank,
+            self._membership,
+            experts.read,
+            options=LoopOptions(
+                slots_per_rank=experts.slots_per_rank,
+                group=GroupOptions(window_steps=eplb.window_steps),
+                rebalancing=RebalanceOptions(interval_steps=eplb.interval_steps, gain_min=eplb.gain_min),
+            ),
+            on_failure=on_failure,
+            clock=self._clock,
+        )
+
+    async def start(self) -> None:
+        """Join the pool. The server listens already. Raises UnavailableError if no group forms."""
+        assert self.loop is not None
+        self._membership.attach(self.loop)
+        self.loop.start()
+        self._watchdog = asyncio.create_task(self._watch_own_steps(self.loop), name="step-watchdog")
+        if not await asyncio.to_thread(self.loop.ready.wait, READY_PATIENCE_S):
+            raise UnavailableError(f"the pool's expert group did not form within {READY_PATIENCE_S:g} s")
+        self._collector = GroupCollector(lambda loop=self.loop: loop.state)
+        REGISTRY.register(self._collector)
+
+    async def stop(self) -> None:
+        """Leave the group; the others go on without this rank. Before the engine is stopped."""
+        if self._collector is not None:
+            REGISTRY.unregister(self._collector)
+            self._collector = None
+        if self._watchdog is not None:
+            self._watchdog.cancel()
+            await asyncio.gather(self._watchdog, return_exceptions=True)
+        await self._membership.stop()
+        if self.loop is not None:
+            await asyncio.to_thread(self.loop.stop)
+
+    async def _watch_own_steps(self, loop: GroupLoop) -> None:
+        """A step that never ends holds up every rank: say where it hangs, and end this process. Names slow ranks."""
+        limit_s = self._config.eplb.step_timeout_seconds
+        named: tuple[int, int] | None = None
+        while True:
+            await asyncio.sleep(WATCH_S)
+            started_s = loop.computing_since_s
+            if started_s is not None and self._clock.monotonic_s() - started_s > limit_s:
+                log.critical("a step has not ended for %g s: ending this process", limit_s)
+                faulthandler.dump_traceback(sys.stderr, all_threads=True)
+                os._exit(1)
+            state = loop.state
+            slow = straggler(state)
+            if slow is not None and (state.epoch, slow) != named:
+                named = (state.epoch, slow)
+                log.warning("rank %d is slow: %s", slow, [f"{seconds * 1e3:.1f} ms" for seconds in state.step_seconds])
+
+
+def straggler(state: GroupState) -> int | None:
+    """The index in the pool of a rank whose passes take twice the median and noticeably long, if there is one."""
+    if state.compared_passes < STRAGGLER_PASSES_MIN or len(state.step_seconds) < 2:
+        return None
+    median = sorted(state.step_seconds)[(len(state.step_seconds) - 1) // 2]
+    slowest = max(range(len(state.step_seconds)), key=state.step_seconds.__getitem__)
+    slow = state.step_seconds[slowest] > max(2 * median, STRAGGLER_SECONDS_MIN)
+    return state.members[slowest] if slow else None
+
+
+class GroupCollector(Collector):
+    """A group's state as metrics."""
+
+    def __init__(self, state: Callable[[], GroupState]) -> None:
+        self._state = state
+
+    def collect(self) -> Iterator[Metric]:
+        state = self._state()
+        yield GaugeMetricFamily(
+            "whalepod_eplb_balancedness",
+            "Mean over maximum expert load of the ranks, at the last look.",
+            state.balancedness,
+        )
+        yield GaugeMetricFamily("whalepod_expert_group_ranks", "Ranks in this rank's expert group.", len(state.members))
+        yield GaugeMetricFamily("whalepod_expert_group_epoch", "How often the pool's group has formed.", state.epoch)
+        yield GaugeMetricFamily(
+            "whalepod_expert_padded_share", "Share of a step's rows that unequal batches waste.", state.padded_share
+        )
+        yield CounterMetricFamily("whalepod_expert_rebalances", "Rebalances that moved experts.", state.rebalances)
+        yield CounterMetricFamily("whalepod_expert_group_reforms", "Times the group formed anew.", state.reforms)
+        yield CounterMetricFamily("whalepod_expert_dummy_steps", "Steps without rows here.", state.dummy_passes)
+        seconds = GaugeMetricFamily(
+            "whalepod_expert_step_seconds",
+            "What a step takes each rank beside waiting, a moving mean.",
+            labels=["rank"],
+        )
+        for index, value in zip(state.members, state.step_seconds, strict=False):
+            seconds.add_metric([str(index)], value)
+        yield seconds
+
+    def describe(self) -> list[Metric]:
+        """Names without values: registering must not ask the rank."""
+        return []

@@ -1,0 +1,197 @@
+"""Ranks that find each other with real servers and real gloo, all in this process: who forms a group, and with whom."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import grpc
+import pytest
+import torch
+
+from tests.cluster.conftest import free_port
+from tests.engine.expert_parallel.group_world import WEIGHTS
+from whalepod.cluster.group_membership import GroupMembership, MembershipOptions
+from whalepod.cluster.group_messages import sign, verify_or_raise
+from whalepod.cluster.group_peers import GroupPeers
+from whalepod.cluster.group_servicer import GroupServicer
+from whalepod.core.clock import SYSTEM_CLOCK
+from whalepod.core.credentials import ClusterSecret
+from whalepod.core.errors import AuthenticationError
+from whalepod.core.ids import Incarnation
+from whalepod.engine.expert_parallel.expert_bank import ExpertBank
+from whalepod.engine.expert_parallel.group import Job
+from whalepod.engine.expert_parallel.group_loop import GroupLoop, LoopOptions
+from whalepod.engine.expert_parallel.rebalancing import RebalanceOptions
+from whalepod.engine.expert_parallel.seat import Seat
+from whalepod.model.network import Network
+from whalepod.model.projection import Weights as Tensors
+from whalepod.model.routed_experts import stack_experts
+from whalepod.rpc.group.v1 import group_pb2, group_pb2_grpc
+
+SECRET = ClusterSecret(b"a secret of a test cluster")
+OPTIONS = MembershipOptions(
+    start_patience_s=20.0, gather_patience_s=1.0, pause_s=0.02, watch_interval_s=0.05, hung_after_s=0.5,
+    heal_interval_s=0.2, exchange_timeout_s=20.0,
+)  # fmt: skip
+
+
+class Rank:
+    """One rank of a pool, without an engine: a network whose experts it shares, and everything that keeps it in."""
+
+    def __init__(self, index: int, addresses: list[str], incarnation: int) -> None:
+        config, seat = WEIGHTS.config, Seat(index, len(addresses))
+        placements = seat.placements(config)
+        bank = ExpertBank(index, placements)
+        Network(config, WEIGHTS.tensors, engram_tables={}, token_map=WEIGHTS.token_map, make_experts=bank.make)
+        self.failures: list[BaseException] = []
+        self.membership = GroupMembership(
+            GroupPeers(addresses, index=index, secret=SECRET, clock=SYSTEM_CLOCK),
+            incarnation=Incarnation(incarnation),
+            host="127.0.0.1",
+            options=OPTIONS,
+        )
+        self.loop = GroupLoop(
+            bank,
+            self.membership,
+            self._read,
+            options=LoopOptions(
+                {prefix: max(map(len, placement.ranks)) for prefix, placement in placements.items()},
+                rebalancing=RebalanceOptions(interval_steps=0),
+            ),
+            on_failure=self.failures.append,
+        )
+        self.read: list[str] = []
+        self.server = grpc.aio.server()
+        GroupServicer(self.membership, secret=SECRET, clock=SYSTEM_CLOCK).register(self.server)
+        self._address = addresses[index]
+
+    def _read(self, wanted: Any) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
+        self.read += [f"{prefix}{expert}" for prefix, experts in wanted.items() for expert in experts]
+        shapes = {layer.prefix: layer.shape for layer in self.loop.bank.layers}
+        return {
+            prefix: stack_experts(Tensors(WEIGHTS.tensors, prefix), shapes[prefix], experts)
+            for prefix, experts in wanted.items()
+        }
+
+    async def start(self) -> None:
+        self.server.add_insecure_port(self._address)
+        await self.server.start()
+        self.membership.attach(self.loop)
+        self.loop.start()
+
+    async def stop(self) -> None:
+        await self.membership.stop()
+        await asyncio.to_thread(self.loop.stop)
+        await self.server.stop(None)
+
+    async def run(self, value: object = None) -> object:
+        """A step of this rank, through the group."""
+        return await asyncio.to_thread(self.loop.run, Job(rows=1, call=lambda: value))
+
+
+@asynccontextmanager
+async def pool(size: int, ports: list[int]) -> AsyncGenerator[list[Rank]]:
+    addresses = [f"127.0.0.1:{port}" for port in ports[:size]]
+    ranks = [Rank(index, addresses, 1) for index in range(size)]
+    try:
+        for rank in ranks:
+            await rank.start()
+        await until(lambda: all(rank.loop.ready.is_set() for rank in ranks))
+        yield ranks
+    finally:
+        await asyncio.gather(*(rank.stop() for rank in ranks))
+        assert not [rank.failures for rank in ranks if rank.failures]
+
+
+async def until(condition: Any, *, seconds: float = 20.0) -> None:
+    async with asyncio.timeout(seconds):
+        while not condition():
+            await asyncio.sleep(0.02)
+
+
+@pytest.fixture
+def ports() -> list[int]:
+    return [free_port() for _ in range(3)]
+
+
+def members(rank: Rank) -> tuple[int, ...]:
+    return () if rank.loop.forming else rank.loop.state.members
+
+
+async def test_a_pool_forms_one_group_and_a_rank_that_works_wakes_the_others(ports: list[int]) -> None:
+    async with pool(3, ports) as ranks:
+        assert [members(rank) for rank in ranks] == [(0, 1, 2)] * 3
+        await asyncio.sleep(0.1)  # all asleep
+        assert await ranks[1].run("done") == "done"
+        assert await asyncio.gather(ranks[0].run(0), ranks[2].run(2)) == [0, 2]
+
+
+async def test_survivors_go_on_without_a_rank_and_take_over_its_experts(ports: list[int]) -> None:
+    async with pool(3, ports) as ranks:
+        lost = ranks.pop(1)
+        await lost.stop()
+        await asyncio.gather(*(rank.run() for rank in ranks))
+        assert [members(rank) for rank in ranks] == [(0, 2)] * 2
+        held = {expert for rank in ranks for expert in rank.loop.bank.layers[0].slots}
+        assert held == set(range(WEIGHTS.config.n_routed_experts))
+        assert any(rank.read for rank in ranks)
+        for rank in ranks:
+            layer = rank.loop.bank.layers[0]
+            for slot, expert in enumerate(layer.slots):
+                assert torch.equal(layer.down[slot], WEIGHTS.tensors[f"{layer.prefix}experts.{expert}.w2.weight"])
+
+
+async def test_a_rank_that_comes_back_is_taken_in_between_two_steps(ports: list[int]) -> None:
+    async with pool(3, ports) as ranks:
+        addresses = [f"127.0.0.1:{port}" for port in ports[:3]]
+        await ranks[0].stop()
+        await asyncio.gather(*(rank.run() for rank in ranks[1:]))
+        assert members(ranks[1]) == (1, 2)
+        ranks[0] = Rank(0, addresses, 2)
+        await ranks[0].start()
+        await until(lambda: all(members(rank) == (0, 1, 2) for rank in ranks))
+        assert await asyncio.gather(*(rank.run(rank) for rank in ranks)) == ranks
+
+
+async def test_work_that_was_aborted_is_undone_and_done_again(ports: list[int]) -> None:
+    async with pool(2, ports) as ranks:
+        began, undone = threading.Event(), threading.Event()
+
+        def call() -> str:
+            if not began.is_set():
+                began.set()
+            return "done"
+
+        job = Job(rows=1, call=call, undo=undone.set)
+        await ranks[1].stop()
+        assert await asyncio.to_thread(ranks[0].loop.run, job) == "done"
+        assert began.is_set()
+        assert undone.is_set()
+        assert members(ranks[0]) == (0,)
+        ranks.pop()
+
+
+async def test_a_stranger_can_neither_ask_nor_wake(ports: list[int]) -> None:
+    async with pool(2, ports), grpc.aio.insecure_channel(f"127.0.0.1:{ports[0]}") as channel:
+        stub: Any = group_pb2_grpc.GroupServiceStub(channel)
+        forged = sign(
+            group_pb2.WakeRequest(epoch=1, round=5), ClusterSecret(b"another secret altogether"), SYSTEM_CLOCK
+        )
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await stub.Wake(forged)
+        assert refused.value.code() is grpc.StatusCode.UNAUTHENTICATED
+
+
+def test_a_signature_covers_every_field_and_the_kind_of_the_message() -> None:
+    request = sign(group_pb2.WakeRequest(epoch=3, round=4), SECRET, SYSTEM_CLOCK)
+    verify_or_raise(request, SECRET, SYSTEM_CLOCK)
+    request.round = 5
+    with pytest.raises(AuthenticationError):
+        verify_or_raise(request, SECRET, SYSTEM_CLOCK)
+    other = group_pb2.ProbeRequest(signature=request.signature)
+    with pytest.raises(AuthenticationError):
+        verify_or_raise(other, SECRET, SYSTEM_CLOCK)
