@@ -13,6 +13,7 @@ from typing import Self
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from whalepod.kernels.attention import sink_attention
 from whalepod.kernels.linear import grouped_linear
@@ -70,14 +71,14 @@ class RowWriter:
 
 def from_pool(pool: Tensor, index: Tensor) -> Selection:
     """pool [rows, head_dim] whose first row is zero, index [queries, count] -> the rows; 0 is none."""
-    return Selection(pool[index], index > 0)
+    return Selection(functional.embedding(index, pool), index > 0)
 
 
 def _swap_window(records: Tensor, ring: Tensor, plan: WindowPlan) -> Tensor:
     """records [rows, bytes] go to the ring. Returns the pool: a zero row, what the ring held before them, they."""
     ring = ring.flatten(0, 1)
-    pool = torch.cat((records.new_zeros(1, records.shape[1]), ring[plan.previous], records))
-    ring[plan.write_slots] = records[plan.write_rows]
+    pool = torch.cat((records.new_zeros(1, records.shape[1]), ring.index_select(0, plan.previous), records))
+    ring[plan.write_slots] = records.index_select(0, plan.write_rows)
     return pool
 
 

@@ -88,7 +88,7 @@ class Indexer:
             for segment, count in enumerate((run.rows.ends // ratio).tolist()):
                 entries, per_block = torch.arange(count, device=pool.device), pool.shape[1]
                 rows = pool_rows(run.plan.gather.tables[segment, entries // per_block], entries, per_block)
-                decoded.append(decode(pool.flatten(0, 1)[rows], width, run.streams.dtype))
+                decoded.append(decode(pool.flatten(0, 1).index_select(0, rows), width, run.streams.dtype))
             run.decoded_index_keys[self.source] = decoded
         return run.decoded_index_keys[self.source]
 
@@ -99,5 +99,6 @@ class Indexer:
         valid = chosen >= 0
         entries, per_block = chosen.clamp(min=0), pool.shape[1]
         rows = pool_rows(run.plan.gather.tables[segments, entries // per_block], entries, per_block)
-        keys = run.caches.formats.global_kv.decode(pool.flatten(0, 1)[rows], self.config.head_dim, run.streams.dtype)
+        records = pool.flatten(0, 1).index_select(0, rows.flatten()).unflatten(0, rows.shape)
+        keys = run.caches.formats.global_kv.decode(records, self.config.head_dim, run.streams.dtype)
         return Selection(keys.masked_fill_(~valid[:, :, None], 0), valid)

@@ -8,6 +8,7 @@ from functools import cache
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from whalepod.kernels.numerics import narrow
 
@@ -118,4 +119,5 @@ def _e2m1_pairs(device: torch.device) -> Tensor:
 
 
 def _unpack_e2m1(codes: Tensor) -> Tensor:
-    return _e2m1_pairs(codes.device)[codes.int()].flatten(-2)
+    # Three times as fast as indexing with `codes`.
+    return functional.embedding(codes.int(), _e2m1_pairs(codes.device)).flatten(-2)
