@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from whalepod.engine.interface import Fidelity
+
 if TYPE_CHECKING:
     from whalepod.model.conformity import SetResult
 
@@ -21,6 +23,7 @@ def golden(
     bfloat16: Annotated[
         bool, typer.Option("--bfloat16", help="By a network in bfloat16 with quantised caches, as a GPU serves it.")
     ] = False,
+    fidelity: Annotated[Fidelity, typer.Option(help="Whose arithmetic is compared.")] = Fidelity.EXACT,
 ) -> None:
     """Run every set of vectors below DIR, in the format of tests/golden/README.md.
 
@@ -34,6 +37,7 @@ def golden(
 
     from whalepod.engine.conformity_serving import run_serving_sets
     from whalepod.engine.rank_model import usable_device
+    from whalepod.kernels.numerics import whole_batches
     from whalepod.model.conformity import Status
     from whalepod.model.conformity_runner import run_directory
 
@@ -47,7 +51,7 @@ def golden(
     table.add_column("detail")
     styles = {Status.PASSED: "green", Status.FAILED: "bold red"}
     results: list[SetResult] = []
-    with console.status("loading") as status:
+    with console.status("loading") as status, whole_batches(fidelity is Fidelity.FAST):
         runners = {"serving": run_serving_sets}
         for result in run_directory(directory, runners=runners, device=device, rounded=bfloat16):
             results.append(result)

@@ -9,12 +9,14 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from whalepod.kernels.numerics import whole_batches
 from whalepod.model.batch import Segment
 from whalepod.model.caches import Caches
 from whalepod.model.draft import Anchor, Chooser, Drafts
 from whalepod.model.forward_pass import ForwardPass
 from whalepod.model.network import Network
 
+from .interface import Fidelity
 from .prompt_scores import SCORED_VALUES_AT_ONCE, PromptScores
 
 if TYPE_CHECKING:
@@ -43,7 +45,15 @@ class Runner:
 
     def run(self, rows: Ordered[LaunchedRows]) -> list[NDArray[np.float32] | None]:
         """Compute the rows. For each: logits [rows, vocab] float32 of those from `logits_start` on, None if there are
-        none."""
+        none.
+
+        Rows of requests that are all `fast` are computed in whole batches; one `exact` request among them, and all are
+        computed in tiles (`design.md` §4). This is where it is decided.
+        """
+        with whole_batches(all(row.sequence.request.fidelity is Fidelity.FAST for row in rows)):
+            return self._compute(rows)
+
+    def _compute(self, rows: Ordered[LaunchedRows]) -> list[NDArray[np.float32] | None]:
         run = self._network.compute([row.segment for row in rows], self._caches)
         for index, row in enumerate(rows):
             if row.sequence.prompt_scores is not None:

@@ -96,7 +96,8 @@ class Sequence:
     window_start: int = 0
     write_start: int = 0
     exact: bool = True
-    """Nothing approximate is in the state computed here."""
+    """Nothing approximate is in the state computed here. Never for a `fast` request, whose rows depend on their
+    neighbours in the last bits."""
     windows_exact_from: int = 0
     """Window rows up to the last KV source are exact from here on, for any request with this prefix."""
     resumed: bool = False
@@ -204,7 +205,7 @@ class Sequence:
         self.write_start = plan.write_start
         kept = self.windows_exact_from if self.parked is not None else 0
         self.windows_exact_from = max(kept, plan.windows_exact_from)
-        self.exact = plan.exact
+        self.exact = plan.exact and self.request.fidelity is Fidelity.EXACT
 
     def append(self, token_id: int) -> None:
         """A token was drawn, here or by the rank before; the sampler knows of it."""

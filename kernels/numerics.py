@@ -3,9 +3,15 @@
 A row's bits must not depend on which rows come with it. Library matrix products choose their algorithm by shape, so
 the reference kernels only ever call them with one fixed number of rows. Rows are padded with zeros where they do not
 fill whole tiles; a caller whose rows do saves the copy.
+
+Where that is not promised (`fidelity=fast`), `whole_batches` makes one tile of all rows. Nothing else changes.
 """
 
 from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor
@@ -14,6 +20,29 @@ ROW_TILE = 8
 """Rows of every matrix product. Larger tiles are faster for long chunks, smaller ones for single decode rows."""
 
 _WIDE = (torch.float32, torch.float64)
+
+
+class _Tiling(threading.local):
+    whole = False
+
+
+_tiling = _Tiling()
+
+
+@contextmanager
+def whole_batches(on: bool = True) -> Iterator[None]:
+    """Within it, on this thread, a tile is as large as the batch: quicker, and a row's last bits depend on the rows
+    beside it. `on=False` goes back to fixed tiles."""
+    before, _tiling.whole = _tiling.whole, on
+    try:
+        yield
+    finally:
+        _tiling.whole = before
+
+
+def tile_rows(rows: int, tile: int = ROW_TILE) -> int:
+    """How many of `rows` rows a product takes at a time: `tile`, or all."""
+    return max(rows, 1) if _tiling.whole else tile
 
 
 def widen(x: Tensor) -> Tensor:
@@ -31,15 +60,17 @@ def wide_dtype(dtype: torch.dtype) -> torch.dtype:
     return dtype if dtype in _WIDE else torch.float32
 
 
-def pad_rows(x: Tensor, multiple: int = ROW_TILE) -> Tensor:
-    """x [rows, ...] with zero rows added up to a multiple of `multiple`; x itself if it is one and contiguous.
+def pad_rows(x: Tensor, tile: int = ROW_TILE) -> Tensor:
+    """x [rows, ...] with zero rows added up to a multiple of `tile_rows`; x itself if it is one and contiguous.
 
     A fresh tensor starts at an aligned address, and so does every tile of it: the address decides which code path a
     library takes.
     """
     rows = x.shape[0]
-    if rows % multiple == 0 and x.is_contiguous() and x.data_ptr() % 64 == 0:
+    if _tiling.whole:
+        return x.contiguous()
+    if rows % tile == 0 and x.is_contiguous() and x.data_ptr() % 64 == 0:
         return x
-    padded = x.new_zeros(-(-rows // multiple) * multiple, *x.shape[1:])
+    padded = x.new_zeros(-(-rows // tile) * tile, *x.shape[1:])
     padded[:rows] = x
     return padded

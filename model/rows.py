@@ -9,7 +9,7 @@ from typing import Self
 import numpy as np
 from numpy.typing import NDArray
 
-from whalepod.kernels.numerics import ROW_TILE
+from whalepod.kernels.numerics import tile_rows
 
 Ints = NDArray[np.int64]
 
@@ -55,7 +55,7 @@ class Rows:
 
 def pad(rows: Ints) -> Ints:
     """[rows] with the last one repeated up to whole tiles."""
-    missing = -len(rows) % ROW_TILE
+    missing = -len(rows) % tile_rows(len(rows))
     return np.pad(rows, (0, missing), mode="edge") if missing else rows
 
 

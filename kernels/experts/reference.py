@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple, TypeAlias
+
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from whalepod.kernels.activation import swiglu
 from whalepod.kernels.linear import linear
-from whalepod.kernels.numerics import ROW_TILE, narrow, wide_dtype, widen
+from whalepod.kernels.numerics import narrow, tile_rows, whole_batches, wide_dtype, widen
 from whalepod.kernels.quantise import PackedFormat
+
+Ints: TypeAlias = NDArray[np.int64]
 
 
 def dense_expert(
@@ -29,7 +35,7 @@ def routed_experts(
     input_format: PackedFormat | None,
 ) -> Tensor:
     rows = torch.arange(ids.shape[0], device=x.device).repeat_interleave(ids.shape[1])
-    outputs = expert_outputs(x, rows, ids.flatten(), gate_up, down, limit=limit, input_format=input_format)
+    outputs = _pair_outputs(x, rows, ids.flatten(), gate_up, down, limit=limit, input_format=input_format)
     return combine_outputs(outputs.unflatten(0, ids.shape), weights.to(wide_dtype(x.dtype)))
 
 
@@ -43,15 +49,25 @@ def expert_outputs(
     limit: float,
     input_format: PackedFormat | None,
 ) -> Tensor:
-    tile_experts, tile_rows, places = _place_pairs(rows.tolist(), experts.tolist())
-    tiles = widen(_rounded(x, input_format)).index_select(
-        0, torch.tensor(tile_rows, dtype=torch.int64, device=x.device)
-    )
-    gate, up = _tile_products(tiles, gate_up, tile_experts).chunk(2, dim=-1)
+    with whole_batches(False):  # The pairs of other ranks are among them.
+        return _pair_outputs(x, rows, experts, gate_up, down, limit=limit, input_format=input_format)
+
+
+def _pair_outputs(
+    x: Tensor,
+    rows: Tensor,
+    experts: Tensor,
+    gate_up: Tensor,
+    down: Tensor,
+    *,
+    limit: float,
+    input_format: PackedFormat | None,
+) -> Tensor:
+    dealt = _deal_pairs(rows.numpy(force=True), experts.numpy(force=True))
+    tiles = widen(_rounded(x, input_format)).index_select(0, torch.from_numpy(dealt.rows).to(x.device))
+    gate, up = _tile_products(tiles, gate_up, dealt.tiles).chunk(2, dim=-1)
     hidden = widen(_rounded(narrow(swiglu(gate, up, limit=limit), x.dtype), input_format))
-    return _tile_products(hidden, down, tile_experts).index_select(
-        0, torch.tensor(places, dtype=torch.int64, device=x.device)
-    )
+    return _tile_products(hidden, down, dealt.tiles).index_select(0, torch.from_numpy(dealt.places).to(x.device))
 
 
 def combine_outputs(outputs: Tensor, weights: Tensor) -> Tensor:
@@ -62,31 +78,38 @@ def _rounded(x: Tensor, input_format: PackedFormat | None) -> Tensor:
     return x if input_format is None else input_format.round_trip(x)
 
 
-def _place_pairs(rows: list[int], experts: list[int]) -> tuple[list[int], list[int], list[int]]:
-    """Deal pairs of a row and an expert into tiles of one expert each.
+class _Dealt(NamedTuple):
+    """Pairs of a row and an expert, in tiles of one expert each."""
 
-    Returns the expert of each tile, the row in each place of the tiles (row 0 where a tile is not full), and the place
-    of each pair.
-    """
-    tile_experts: list[int] = []
-    tile_rows: list[int] = []
-    places: list[int] = []
-    open_places: dict[int, tuple[int, int]] = {}  # Expert -> the next free place and the end of its tile.
-    for row, expert in zip(rows, experts, strict=True):
-        place, end = open_places.get(expert, (0, 0))
-        if place == end:
-            place, end = len(tile_rows), len(tile_rows) + ROW_TILE
-            tile_experts.append(expert)
-            tile_rows += [0] * ROW_TILE
-        tile_rows[place] = row
-        places.append(place)
-        open_places[expert] = (place + 1, end)
-    return tile_experts, tile_rows, places
+    rows: Ints
+    """[places] the row in each place of the tiles; row 0 where a tile is not full."""
+    places: Ints
+    """[pairs] where each pair is."""
+    tiles: list[tuple[int, int, int]]
+    """Expert, first place, place after the last."""
 
 
-def _tile_products(tiles: Tensor, matrices: Tensor, tile_experts: list[int]) -> Tensor:
-    out = tiles.new_empty(tiles.shape[0], matrices.shape[1])
-    for tile, expert in enumerate(tile_experts):
-        rows = slice(tile * ROW_TILE, (tile + 1) * ROW_TILE)
-        torch.mm(tiles[rows], widen(matrices[expert]).t(), out=out[rows])
+def _deal_pairs(rows: Ints, experts: Ints) -> _Dealt:
+    order = np.argsort(experts, kind="stable")
+    counts = np.bincount(experts)
+    tile_of = np.array([tile_rows(count) for count in counts.tolist()], np.int64)
+    room = -(-counts // tile_of) * tile_of
+    starts = np.cumsum(room) - room
+    ranks = np.arange(len(experts)) - np.repeat(np.cumsum(counts) - counts, counts)
+    places = np.empty_like(experts)
+    places[order] = starts[experts[order]] + ranks
+    dealt = np.zeros(int(room.sum()), np.int64)
+    dealt[places] = rows
+    tiles = [
+        (expert, start, start + tile)
+        for expert, (first, places_held, tile) in enumerate(np.stack([starts, room, tile_of], axis=1).tolist())
+        for start in range(first, first + places_held, tile)
+    ]
+    return _Dealt(dealt, places, tiles)
+
+
+def _tile_products(places: Tensor, matrices: Tensor, tiles: list[tuple[int, int, int]]) -> Tensor:
+    out = places.new_empty(places.shape[0], matrices.shape[1])
+    for expert, start, end in tiles:
+        torch.mm(places[start:end], widen(matrices[expert]).t(), out=out[start:end])
     return out

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from whalepod.kernels.numerics import ROW_TILE, pad_rows, widen
+from whalepod.kernels.numerics import pad_rows, tile_rows, widen
 
 KEY_TILE = 128
 """Entries of every product of a tile of rows with keys."""
@@ -14,14 +14,15 @@ KEY_TILE = 128
 def index_scores(queries: Tensor, weights: Tensor, keys: Tensor) -> Tensor:
     rows, heads, _ = queries.shape
     queries, weights = pad_rows(widen(queries)), pad_rows(widen(weights))
-    tiles = pad_rows(widen(keys), KEY_TILE).unflatten(0, (-1, KEY_TILE)).transpose(1, 2)
-    scores = queries.new_empty(queries.shape[0], tiles.shape[0] * KEY_TILE)
-    products = queries.new_empty(tiles.shape[0], ROW_TILE * heads, KEY_TILE)
-    for start in range(0, queries.shape[0], ROW_TILE):
-        some = slice(start, start + ROW_TILE)
+    row_tile, key_tile = tile_rows(rows), tile_rows(keys.shape[0], KEY_TILE)
+    tiles = pad_rows(widen(keys), KEY_TILE).unflatten(0, (-1, key_tile)).transpose(1, 2)
+    scores = queries.new_empty(queries.shape[0], tiles.shape[0] * key_tile)
+    products = queries.new_empty(tiles.shape[0], row_tile * heads, key_tile)
+    for start in range(0, queries.shape[0], row_tile):
+        some = slice(start, start + row_tile)
         for tile, product in zip(tiles, products, strict=True):
             torch.mm(queries[some].flatten(0, 1), tile, out=product)
-        by_head = products.unflatten(1, (ROW_TILE, heads)).permute(1, 2, 0, 3).flatten(2)
+        by_head = products.unflatten(1, (row_tile, heads)).permute(1, 2, 0, 3).flatten(2)
         scores[some] = _sum_heads(by_head.clamp_(min=0).mul_(weights[some].unsqueeze(2)))
     return scores[:rows, : keys.shape[0]]
 

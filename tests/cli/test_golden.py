@@ -18,11 +18,11 @@ from whalepod.core.errors import ConfigError
 GOLDEN = Path(__file__).parents[1] / "golden"
 
 
-def typed(directory: Path) -> tuple[int, str, dict[str, Any]]:
+def typed(directory: Path, *options: str) -> tuple[int, str, dict[str, Any]]:
     """Exit code, what was printed, and the JSON object on the last line."""
     app = typer.Typer()
     app.command()(golden)
-    result = CliRunner().invoke(app, [str(directory)], catch_exceptions=False)
+    result = CliRunner().invoke(app, [str(directory), *options], catch_exceptions=False)
     lines = result.stdout.splitlines()
     return result.exit_code, result.stdout, json.loads(lines[-1])
 
@@ -40,6 +40,11 @@ def test_the_last_line_has_the_figures(units: Path) -> None:
     assert 0 < figures["max_abs"] < 1e-6
     assert figures["sets"] == {"passed": 11, "failed": 0, "not_implemented": 0, "not_applicable": 0}
     assert "units mhc" in printed
+
+
+@pytest.mark.parametrize("fidelity", ["exact", "fast"])
+def test_both_fidelities_pass(units: Path, fidelity: str) -> None:
+    assert typed(units, "--fidelity", fidelity)[2]["passed"] is True
 
 
 def test_a_failed_set_fails_the_command_and_is_explained(units: Path) -> None:

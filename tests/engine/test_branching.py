@@ -158,7 +158,7 @@ def test_one_row_has_nothing_to_share() -> None:
     assert [said(each) for each in heard] == [alone(branch, tokens=1) for branch in range(CHOICES)]
 
 
-@pytest.mark.parametrize(("role", "fidelity"), [(ModelRole.FULL, Fidelity.FAST), (ModelRole.ENCODER, Fidelity.EXACT)])
+@pytest.mark.parametrize(("role", "fidelity"), [(ModelRole.FULL, Fidelity.EXACT), (ModelRole.ENCODER, Fidelity.EXACT)])
 def test_choices_are_handed_over_one_by_one(role: ModelRole, fidelity: Fidelity) -> None:
     store = MemoryStore()
     before, after = World(store=store, role=role), World(store=store)

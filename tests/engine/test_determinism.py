@@ -112,11 +112,18 @@ def test_a_spoilt_snapshot_is_seen(what: str) -> None:
     assert _said(decode(World(store=store), prompt_of(61), handoff, name="x")) != oracle(61)
 
 
-def test_a_cold_request_in_fast_is_exact_too() -> None:
+def _is_near(said: tuple[SampledToken, ...], truth: tuple[SampledToken, ...]) -> bool:
+    """The same tokens; what is told about them may differ by rounding."""
+    return [token.id for token in said] == [token.id for token in truth] and all(
+        abs((mine.logprob or 0) - (its.logprob or 0)) < 1e-3 for mine, its in zip(said, truth, strict=True)
+    )
+
+
+def test_a_cold_request_in_fast_differs_by_rounding_only() -> None:
     store = MemoryStore()
     handoff = prefill(World(store=store), prompt_of(45), SEEDED, name="x", fidelity=Fidelity.FAST)
     heard = decode(World(store=store), prompt_of(45), handoff, SEEDED, name="x", fidelity=Fidelity.FAST)
-    assert _said(heard) == oracle(45, SEEDED)
+    assert _is_near(_said(heard), oracle(45, SEEDED))
 
 
 def _warm_store(tokens: int, *, turns: bool) -> MemoryStore:
@@ -214,4 +221,5 @@ def test_preemption_and_resumption_change_nothing(parked_bytes: int, shares: boo
     for seed in range(3):
         name = f"r{seed}".encode().ljust(16)
         said = next(heard for request_id, heard in world.heard.items() if request_id == name)
-        assert _said(said) == oracle(61 + seed, LONG, seed=seed)
+        truth = oracle(61 + seed, LONG, seed=seed)
+        assert _said(said) == truth if fidelity is Fidelity.EXACT else _is_near(_said(said), truth)

@@ -332,7 +332,7 @@ def test_reuse_can_be_switched_off() -> None:
 
 def test_approximate_blocks_are_marked_and_an_exact_request_does_not_take_them() -> None:
     store = MemoryStore()
-    World(store=store).generate(prompt_of(60), ONE, fidelity=Fidelity.FAST)
+    World(store=store).generate(prompt_of(60), ONE)
     World(store=store).generate(prompt_of(100), ONE, fidelity=Fidelity.FAST)
     assert [exact for _, exact in store.blocks.values()] == [True] * 3 + [False] * 3
     world = World(store=store)
@@ -340,9 +340,18 @@ def test_approximate_blocks_are_marked_and_an_exact_request_does_not_take_them()
     assert [exact for _, exact in store.blocks.values()] == [True] * 6
 
 
+def test_blocks_of_a_cold_fast_request_are_for_fast_requests() -> None:
+    world = World()
+    world.generate(prompt_of(100), ONE, fidelity=Fidelity.FAST)
+    assert world.generate(prompt_of(100), ONE).end.cached_tokens == 0
+    other = World()
+    other.generate(prompt_of(100), ONE)
+    assert other.generate(prompt_of(100), ONE, fidelity=Fidelity.FAST).end.cached_tokens > 0
+
+
 def test_turn_snapshots_are_exact_and_short_lived() -> None:
     store = MemoryStore()
-    World(store=store).generate(prompt_of(60), ONE, fidelity=Fidelity.FAST)
+    World(store=store).generate(prompt_of(60), ONE)
     exact = set(store.turns())
     assert len(exact) == 3
     assert {store.lives[key] for key in exact} == {600.0}
