@@ -19,6 +19,10 @@ SETTINGS: Final[Mapping[str, str]] = {
 }
 """Variable -> key of the setting that it names."""
 
+ACCELERATOR: Final = "DEEPINFER_ACCELERATOR"
+DEVICES: Final[Mapping[str, str]] = {"nvidia": "cuda", "cpu": "cpu"}
+"""Its values -> `engine.device`."""
+
 BATCH_INVARIANT: Final = "DEEPINFER_BATCH_INVARIANT"
 FIDELITIES: Final[Mapping[str, Mapping[str, str | None]]] = {
     BATCH_INVARIANT: {"0": None, "1": "exact"},
@@ -28,7 +32,6 @@ FIDELITIES: Final[Mapping[str, Mapping[str, str | None]]] = {
 """Variable -> its values -> the fidelity of requests that do not say, which stands for all of them; None: either."""
 
 FIXED: Final[Mapping[str, tuple[tuple[str, ...], str]]] = {
-    "DEEPINFER_ACCELERATOR": (("cpu",), "ranks compute on the CPU in this version"),
     "DEEPINFER_YOCO_PREFILL_TRUNCATION_MODE": (
         ("compact",),
         "upper layers run on the kept rows only, except for requests that ask for prompt_logprobs",
@@ -55,7 +58,7 @@ CONTRADICTIONS: Final[tuple[tuple[tuple[str, str], tuple[str, str], str], ...]] 
         ("DEEPINFER_USE_NEXTN_DECODE", "0"),
         "where nothing is drafted, there are no lengths to choose",
     ),
-    ((BATCH_INVARIANT, "1"), ("DEEPINFER_ACCELERATOR", "ascend"), "such kernels are for other accelerators"),
+    ((BATCH_INVARIANT, "1"), (ACCELERATOR, "ascend"), "such kernels are for other accelerators"),
 )
 """Two variables with values that cannot both be had, and why."""
 
@@ -76,6 +79,12 @@ def upstream_values(variables: Mapping[str, str]) -> Iterator[tuple[str, str, st
     for variable, key in SETTINGS.items():
         if variable in given:
             yield key, variable, given[variable]
+    if (accelerator := given.get(ACCELERATOR)) is not None:
+        if accelerator not in DEVICES:
+            raise ConfigError(
+                f"{ACCELERATOR} must be {' or '.join(DEVICES)}, not {accelerator!r}: there are no other kernels"
+            )
+        yield "engine.device", ACCELERATOR, DEVICES[accelerator]
     asked = _fidelity(given)
     if asked is not None:
         yield "fidelity.default", *asked

@@ -85,13 +85,13 @@ class LLM:
         async_scheduling: bool | None = None,
         quantized_caches: bool = True,
         threads: int = 1,
-        device: str = "cpu",
+        device: str | None = None,
         variables: Mapping[str, str] = os.environ,
     ) -> None:
         """Reads the weights in the directory `model` to `device` (`cpu`, `cuda`, `cuda:N`). What the model decides if
         None: `block_tokens`, `context_tokens_max`. What is not given is taken from `variables` of the published engine,
-        as `docs/configuration.md` lists them: `model`, `fidelity` (else exact), `slots` (else 16), `chunk_tokens` (else
-        512), `async_scheduling` (else on).
+        as `docs/configuration.md` lists them: `model`, `device` (else cpu), `fidelity` (else exact), `slots` (else 16),
+        `chunk_tokens` (else 512), `async_scheduling` (else on).
 
         Raises ConfigError or CheckpointError, ValueError on an unknown fidelity.
         """
@@ -107,7 +107,7 @@ class LLM:
             block_tokens=block_tokens,
             quantized_caches=quantized_caches,
             threads=threads,
-            device=device,
+            device=device or upstream.get("engine.device", "cpu"),
             kept_rows=_number(upstream, "engine.kept_rows"),
         )
         options = RankOptions(

@@ -9,6 +9,7 @@ import pytest
 
 from whalepod.core.errors import ConfigError
 from whalepod.core.upstream_variables import (
+    ACCELERATOR,
     BATCH_INVARIANT,
     FIDELITIES,
     FIXED,
@@ -48,6 +49,13 @@ def test_names_of_settings_are_taken() -> None:
 )
 def test_what_asks_for_a_fidelity_is_one(name: str, value: str, fidelity: str | None) -> None:
     assert values(**{name: value}).get("fidelity.default") == fidelity
+
+
+def test_an_accelerator_is_a_device_and_there_are_two() -> None:
+    assert values(ACCELERATOR="nvidia") == {"engine.device": "cuda"}
+    assert values(ACCELERATOR="cpu") == {"engine.device": "cpu"}
+    with pytest.raises(ConfigError, match="DEEPINFER_ACCELERATOR must be nvidia or cpu, not 'ascend'"):
+        values(ACCELERATOR="ascend")
 
 
 @pytest.mark.parametrize("variable", FIDELITIES)
@@ -94,4 +102,4 @@ def test_what_holds_anyway_may_be_said_and_what_cannot_be_had_is_refused_with_a_
 def test_the_page_lists_every_one() -> None:
     page = (ROOT / "docs" / "configuration.md").read_text(encoding="utf-8")
     listed = set(re.findall(r"^\| `(DEEPINFER_\w+)` \|", page, flags=re.MULTILINE))
-    assert listed == {*SETTINGS, *FIDELITIES, *FIXED}
+    assert listed == {*SETTINGS, ACCELERATOR, *FIDELITIES, *FIXED}
