@@ -5,21 +5,23 @@
 Objects are stand-ins of a few bytes under the keys' own expiry rule (`kvstore/settings.py`): each use sets a key's
 expiry to the retention, less a tilt for its depth, in the trace's time. The server's memory limit is what so many
 stand-ins take. `hit` is with the evictor, whose low mark is the size; `volatile_ttl` without it. In the same run: exact
-leaf-first LRU and `allkeys-lru`, simulated (its clock ticks in seconds, so it cannot be replayed quickly; without the
-server's pool of candidates), and the server's own `allkeys-lfu` and `volatile-ttl` without the tilt. The last line is
-one JSON object.
+leaf-first LRU, of the size and (`exact_high`) of the evictor's high mark, up to which it lets a store grow;
+`allkeys-lru`, simulated, for the server's clock ticks in seconds and cannot be replayed quickly; and the server's own
+`allkeys-lfu` and `volatile-ttl` without the tilt. The last line is one JSON object.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import time
+from collections.abc import Iterator
 from typing import cast
 
 import redis
 from kv_cases.contenders import redis_client
 from kv_cases.server import benchmark_server
-from kv_cases.traces import Trace, leaf_first_lru, load_trace, sampled_lru
+from kv_cases.traces import Trace, TracedRequest, leaf_first_lru, load_trace, sampled_lru
 
 from whalepod.kvstore.caretaker import EVICT_HIGH, EVICT_LOW
 from whalepod.kvstore.eviction import plan_eviction
@@ -42,6 +44,11 @@ end
 return hits
 """
 """KEYS: a prompt's objects from the root on. ARGV: expiry in Unix ms, tilt in ms a block, largest tilt, stand-in."""
+LIVES = """
+local lives = {}
+for i = 1, #KEYS do lives[i] = redis.call('PTTL', KEYS[i]) end
+return lives
+"""
 KEYS_AT_ONCE = 4000
 """Lua's stack bounds the keys of one call."""
 
@@ -70,6 +77,7 @@ def _shares(client: redis.Redis, trace: Trace, objects: int) -> dict[str, float]
     tilt_ms = round(StoreSettings().tilt_s_per_block * 1000)
     shares = {
         "exact": leaf_first_lru(trace, objects=objects),
+        "exact_high": leaf_first_lru(trace, objects=round(objects * EVICT_HIGH / EVICT_LOW)),
         "allkeys_lru": sampled_lru(trace, objects=objects, samples=5, seed=SEED),
         "hit": _tended(client, trace, objects, tilt_ms=tilt_ms),
         "volatile_ttl": _replayed(client, trace, objects, policy="volatile-ttl", tilt_ms=tilt_ms),
@@ -77,8 +85,18 @@ def _shares(client: redis.Redis, trace: Trace, objects: int) -> dict[str, float]
         "allkeys_lfu": _replayed(client, trace, objects, policy="allkeys-lfu", tilt_ms=0),
     }
     for name, share in shares.items():
-        print(f"  {objects:6} objects {name:24}{100 * share:8.2f} %")
+        print(f"  {objects:6} objects {name:24}{100 * share:8.2f} %", flush=True)
     return shares
+
+
+def _with_progress(trace: Trace, what: str) -> Iterator[TracedRequest]:
+    """The trace's requests; says every 20 seconds how far it is."""
+    told_at_s = time.monotonic()
+    for number, request in enumerate(trace.requests):
+        yield request
+        if time.monotonic() - told_at_s > 20:
+            told_at_s = time.monotonic()
+            print(f"  {what}: {100 * number / len(trace.requests):.0f} % of the requests", flush=True)
 
 
 def _replayed(client: redis.Redis, trace: Trace, objects: int, *, policy: str, tilt_ms: int) -> float:
@@ -88,7 +106,7 @@ def _replayed(client: redis.Redis, trace: Trace, objects: int, *, policy: str, t
     settings = StoreSettings()
     base_ms = time_ms(client) + round(settings.retention_s * 1000)
     hit = 0
-    for request in trace.requests:
+    for request in _with_progress(trace, policy):
         expiry = base_ms + round(request.at_s * 1000)
         chain = request.chain[:KEYS_AT_ONCE]
         if chain:
@@ -100,22 +118,22 @@ def _tended(client: redis.Redis, trace: Trace, objects: int, *, tilt_ms: int) ->
     """Share of prompt tokens hit with the evictor's plan: `objects` is its low mark, and expiries are the server's."""
     client.config_set("maxmemory", 0)
     client.flushall(asynchronous=False)
-    use = client.register_script(USE)
+    use, lives_of = client.register_script(USE), client.register_script(LIVES)
     settings = StoreSettings()
     base_ms = time_ms(client) + round(settings.retention_s * 1000)
     parents: dict[bytes, bytes] = {}
     hit = 0
-    for request in trace.requests:
+    for request in _with_progress(trace, "evictor"):
         chain = request.chain[:KEYS_AT_ONCE]
         if chain:
             expiry = base_ms + round(request.at_s * 1000)
             hit += cast("int", use(keys=chain, args=[expiry, tilt_ms, round(settings.tilt_s_max * 1000), b"x"]))
             parents |= zip(chain, (b"", *chain[:-1]), strict=True)
         if len(parents) > objects * EVICT_HIGH / EVICT_LOW:
-            with client.pipeline(transaction=False) as pipeline:
-                for name in parents:
-                    pipeline.pttl(name)
-                lives = cast("list[int]", pipeline.execute())
+            names = list(parents)
+            lives: list[int] = []
+            for at in range(0, len(names), KEYS_AT_ONCE):
+                lives += cast("list[int]", lives_of(keys=names[at : at + KEYS_AT_ONCE]))
             stored = [
                 StoredBlock(name, name, parent, b"", 0, 0, 1, left_ms)
                 for (name, parent), left_ms in zip(parents.items(), lives, strict=True)

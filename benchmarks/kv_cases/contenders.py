@@ -114,7 +114,7 @@ class Ours:
 
 
 class Raw:
-    """The bound: commands encoded beforehand, every reply received into one buffer and not looked at, or only hashed."""
+    """The bound: commands encoded beforehand, every reply received into one buffer; not looked at, or hashed."""
 
     def __init__(
         self, address: StoreAddress, work: Work, *, connections: int, at_once: int = RUN_BLOCKS, hashed: bool = False

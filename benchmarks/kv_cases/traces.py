@@ -14,6 +14,8 @@ from typing import Any
 TRACES = Path(__file__).parent.parent / "traces"
 DAY_S = 86_400.0
 MOONCAKE_BLOCK_TOKENS = 512
+POOL_KEYS = 16
+"""Candidates for eviction that the server remembers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,11 +95,13 @@ def leaf_first_lru(trace: Trace, *, objects: int) -> float:
 
 
 def sampled_lru(trace: Trace, *, objects: int, samples: int, seed: int) -> float:
-    """`allkeys-lru` as the server does it: the longest unused of some keys drawn at random. Roots are touched first."""
+    """`allkeys-lru` as the server does it: samples go to a pool of candidates, whose longest unused is evicted. Roots
+    are touched first."""
     draw = random.Random(seed)
     used: dict[bytes, int] = {}
     names: list[bytes] = []
     places: dict[bytes, int] = {}
+    pool: list[tuple[int, bytes]] = []
     hit = now = 0
     for request in trace.requests:
         hit += _leading(used, request.chain)
@@ -108,7 +112,11 @@ def sampled_lru(trace: Trace, *, objects: int, samples: int, seed: int) -> float
                 names.append(name)
             used[name] = now
         while len(names) > objects:
-            victim = min((names[draw.randrange(len(names))] for _ in range(samples)), key=used.__getitem__)
+            drawn = (names[draw.randrange(len(names))] for _ in range(samples))
+            pool = sorted({*pool, *((used[name], name) for name in drawn)})[:POOL_KEYS]
+            victim = pool.pop(0)[1]
+            if victim not in used:
+                continue
             place, last = places.pop(victim), names.pop()
             if last != victim:
                 names[place], places[last] = last, place
