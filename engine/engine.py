@@ -429,6 +429,7 @@ class Engine:
             config=config,
             steps_ahead=int(ahead),
             planner=planner,
+            observe=self._restorer.worth.note_step,
         )
 
     def _new_sequence(self, request: EngineRequest) -> Sequence:

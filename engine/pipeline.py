@@ -11,7 +11,7 @@ it wrote to is given back only after it has run.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Ordered
 
 from whalepod.model.batch import Segment
@@ -37,8 +37,10 @@ class Pipeline:
         config: ModelConfig,
         steps_ahead: int,
         planner: BudgetPlanner | None = None,
+        observe: Callable[[StepWork], None],
     ) -> None:
-        """Without a `planner` all drafts are verified."""
+        """Without a `planner` all drafts are verified. `observe` is told of every step that comes back."""
+        self._observe = observe
         self._device = device
         self._scheduler = scheduler
         self._guide = guide
@@ -77,6 +79,7 @@ class Pipeline:
             plan, step = self._flying.popleft()
             results = self._device.finish(step)
             self.works.append(step.work)
+            self._observe(step.work)
             if self._planner is not None:
                 self._planner.observe(self._steps_settled, step.survivals())
             self._steps_settled += 1

@@ -18,6 +18,7 @@ from whalepod.kvstore.value_format import SnapshotValue
 
 from .block_pool import BlockPool
 from .boundaries import Boundaries
+from .fetch_worth import FetchWorth
 from .interface import Fidelity, SnapshotKind
 from .options import RankOptions
 from .prefetching import FetchedBlocks, Prefetcher
@@ -46,6 +47,7 @@ class Restorer:
         self._boundaries = boundaries
         self._transfers = transfers
         self._options = options
+        self.worth = FetchWorth()
         self._prefetcher: Prefetcher | None = None
         if transfers is not None:
             self._prefetcher = Prefetcher(
@@ -132,6 +134,10 @@ class Restorer:
             return turn_snapshot_key(keys[depth], mode=mode_of(SnapshotKind.ENCODER)) if depth >= 0 else None
 
         fetched = self._prefetched(sequence, present, wanted)
+        timeout_s = self._options.load_timeout_s
+        if not handed:
+            rows = (wanted - present) * self._boundaries.block_tokens
+            timeout_s = self.worth.soft_deadline_s(rows, at_most_s=timeout_s)
         return LoadJob(
             owner=sequence.owner,
             keys=keys,
@@ -140,7 +146,8 @@ class Restorer:
             payloads_exact=fetched.exact,
             confirm_present=sequence.is_prefill,
             exact_only=strict,
-            deadline=request.deadline.earlier(self._options.load_timeout_s),
+            deadline=request.deadline.earlier(timeout_s),
+            block_worth_s=None if handed else self.worth.block_s(self._boundaries.block_tokens),
             own_snapshot=handoff_snapshot_key(request.request_id, request.attempt) if handed else None,
             handed_off_by=sequence.handoff.direct_address if handed and sequence.handoff is not None else None,
             turn_snapshot=turn_key if strict else None,

@@ -29,6 +29,7 @@ class StateStore(Protocol):
         deadline: Deadline,
         exact_only: bool = False,
         handed_off_by: str | None = None,
+        block_worth_s: float | None = None,
     ) -> Fetched: ...
 
     def put_blocks(self, blocks: Sequence[BlockToPut], *, deadline: Deadline) -> int: ...
@@ -71,6 +72,8 @@ class LoadJob:
     """Store key of this request's own snapshot."""
     handed_off_by: str | None = None
     """Of a hand-off: `host:port` where the rank that made it serves its memory; empty: it does not."""
+    block_worth_s: float | None = None
+    """A source that takes longer for a block is not asked; None: any is."""
     turn_snapshot: Callable[[int], bytes | None] | None = None
     """Given the leading blocks available: store key of the turn snapshot to look for."""
 
@@ -142,7 +145,7 @@ def run_load(store: StateStore, job: LoadJob, *, block_bytes: int) -> Loaded:
     if job.confirm_present and job.blocks_present:
         present_stored = store.lookup(job.keys[: job.blocks_present], deadline=job.deadline)
     payloads, exact = list(job.payloads), list(job.payloads_exact)
-    _fetch_on(store, job, payloads, exact, block_bytes=block_bytes, giver=giver)
+    _fetch_on(store, job, payloads, exact, block_bytes=block_bytes, giver=giver, worth_s=job.block_worth_s)
     blocks, turn = job.blocks_present + len(payloads), None
     if job.turn_snapshot is not None and (own is None or blocks < len(job.keys)):
         key = job.turn_snapshot(blocks)
@@ -166,6 +169,7 @@ def _fetch_on(
     *,
     block_bytes: int,
     giver: str | None,
+    worth_s: float | None = None,
 ) -> None:
     """Append the blocks that follow those present and fetched, up to the first that is missing."""
     runs = 1  # a miss costs one small read; a long prefix soon comes in large ones
@@ -175,7 +179,12 @@ def _fetch_on(
         runs = min(2 * runs, FETCH_RUNS_MAX)
         buffers = [memoryview(bytearray(block_bytes)) for _ in keys]
         fetched = store.fetch_blocks(
-            keys, buffers, deadline=job.deadline, exact_only=job.exact_only, handed_off_by=giver
+            keys,
+            buffers,
+            deadline=job.deadline,
+            exact_only=job.exact_only,
+            handed_off_by=giver,
+            block_worth_s=worth_s,
         )
         payloads += buffers[: fetched.count]
         exact += fetched.exact[: fetched.count]

@@ -36,18 +36,24 @@ class BlockReader:
         self._flights = SingleFlight()
 
     def read(
-        self, sinks: Sequence[BlockSink], *, deadline: Deadline, peer: BlockBatches | None = None, told: bool = False
+        self,
+        sinks: Sequence[BlockSink],
+        *,
+        deadline: Deadline,
+        peer: BlockBatches | None = None,
+        told: bool = False,
+        block_worth_s: float | None = None,
     ) -> None:
         """Fill the leading sinks. `told`: somebody has said that they are stored, so a miss of a moment ago is old
-        news."""
+        news. A source known to take longer than `block_worth_s` for a block is not asked."""
         if self._cache is not None:
             self._cache.read(sinks)
             _count("l1", sinks, before=0)
         known = self._store is None or told
         sources: list[tuple[str, _Read, bool]] = []
-        if self._store is not None:
+        if self._store is not None and _is_worth(self._store, sinks, block_worth_s):
             sources.append(("store", self._from_store, known))
-        if peer is not None:
+        if peer is not None and _is_worth(peer, sinks, block_worth_s):
             sources.insert(0 if self._prefers(peer) else 1, ("direct", _from(peer), True))
         for name, read, certain in sources:
             before = sum(sink.verified for sink in sinks)
@@ -86,6 +92,15 @@ class BlockReader:
         if again and not deadline.expired:
             # Whoever read it was in more of a hurry, or asked for less.
             self._store.fetch(_up_to_gap(again, self._missing), deadline=deadline)
+
+
+def _is_worth(source: BlockBatches, sinks: Sequence[BlockSink], block_worth_s: float | None) -> bool:
+    speed = source.read_bytes_per_s
+    missing = next((sink for sink in sinks if not sink.verified), None)
+    if block_worth_s is None or speed is None or missing is None or len(missing.buffer) / speed < block_worth_s:
+        return True
+    metrics.FETCHES_NOT_WORTH.inc()
+    return False
 
 
 def _from(batches: BlockBatches) -> _Read:

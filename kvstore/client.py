@@ -139,14 +139,16 @@ class KvClient:
         deadline: Deadline,
         exact_only: bool = False,
         handed_off_by: str | None = None,
+        block_worth_s: float | None = None,
     ) -> Fetched:
         """Read the leading blocks of `keys` into `buffers`, one writable buffer of `layout.payload_bytes` a key.
 
         The result counts the blocks before the first that is missing, late or wrong (or, with `exact_only`,
         approximate): at the deadline it is what has arrived without a gap. Buffers past that hold anything. Nothing
         writes to a buffer after this has returned. A hit renews the block's life. `handed_off_by`: `host:port` of the
-        rank that has just published them and can be asked too; empty: it serves nobody directly. Raises ValueError on a
-        buffer of another size.
+        rank that has just published them and can be asked too; empty: it serves nobody directly. A source
+        known to take longer than `block_worth_s` for a block is not asked. Raises ValueError on a buffer of another
+        size.
         """
         writer = self._required_writer
         views = [flat(buffer) for buffer in buffers]
@@ -157,7 +159,13 @@ class KvClient:
         peer = self._peer(handed_off_by)
         with metrics.FETCH_SECONDS.labels("block").time():
             told = handed_off_by is not None
-            self._reader.read(sinks, deadline=deadline, peer=peer.batches if peer else None, told=told)
+            self._reader.read(
+                sinks,
+                deadline=deadline,
+                peer=peer.batches if peer else None,
+                told=told,
+                block_worth_s=block_worth_s,
+            )
         exact: list[bool] = []
         for sink in sinks:
             if not sink.verified:

@@ -23,6 +23,9 @@ SHARDS_SUSPECTED = Counter(
 )
 REDIRECTIONS = Counter("whalepod_kv_redirect", "Redirections followed, by kind (moved, ask, readonly).", ["kind"])
 READ_SPEED = Gauge("whalepod_kv_read_bytes_per_second", "Estimate of how fast values come, by shard.", ["shard"])
+FETCHES_NOT_WORTH = Counter(
+    "whalepod_kv_fetch_not_worth", "Reads left out because the source is so slow that computing is quicker."
+)
 NODE_CACHE_EVICTED = Counter("whalepod_kv_node_cache_evicted", "Blocks that made room for others in the node cache.")
 CONNECTIONS_DISCARDED = Counter("whalepod_kv_conn_discarded", "Connections closed in doubt, by reason.", ["reason"])
 

@@ -43,6 +43,8 @@ CORRUPT_MAX = 3
 CORRUPT_WINDOW_S = 60.0
 SPEED_SHARE = 0.2
 """Weight of the newest transfer in the estimate of a server's speed."""
+SPEED_LIFE_S = 10.0
+"""An estimate older than this is none: somebody has to ask a slow server again to see that it is quick."""
 SPEED_BYTES_MIN = 64 << 10
 """A smaller transfer says more about latency."""
 
@@ -86,6 +88,7 @@ class Shard:
         self._corrupt_at_s: deque[float] = deque(maxlen=CORRUPT_MAX + 1)
         self._suspect_until_s = float("-inf")
         self._read_bytes_per_s: float | None = None
+        self._speed_at_s = float("-inf")
         self._generation = 0
         self._closing = threading.Event()
         self._keeper = threading.Thread(target=self._keep, name=f"kv-keeper {self.name}", daemon=True)
@@ -108,7 +111,8 @@ class Shard:
 
     @property
     def read_bytes_per_s(self) -> float | None:
-        return self._read_bytes_per_s
+        fresh = self._clock.monotonic_s() - self._speed_at_s < SPEED_LIFE_S
+        return self._read_bytes_per_s if fresh else None
 
     def note_corrupt(self) -> None:
         """A value from here was wrong. Too many of those, and the server is left alone for a while."""
@@ -127,6 +131,7 @@ class Shard:
         if value_bytes >= SPEED_BYTES_MIN and seconds > 0:
             speed, known = value_bytes / seconds, self._read_bytes_per_s
             self._read_bytes_per_s = speed if known is None else known + SPEED_SHARE * (speed - known)
+            self._speed_at_s = self._clock.monotonic_s()
             metrics.READ_SPEED.labels(self.name).set(self._read_bytes_per_s)
 
     def exchange(

@@ -35,6 +35,7 @@ class MemoryStore:
         deadline: Deadline,
         exact_only: bool = False,
         handed_off_by: str | None = None,
+        block_worth_s: float | None = None,
     ) -> Fetched:
         self.calls.append(f"fetch {len(keys)}")
         count = self._leading(keys, exact_only=exact_only)

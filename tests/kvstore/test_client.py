@@ -10,8 +10,10 @@ from tests.kvstore.conftest import OpenClient, StartServer
 from tests.kvstore.redis_server import RedisServer
 from tests.kvstore.values import LAYOUT, NAMESPACE, buffers, chain, payload_of, snapshot, soon, to_put
 from whalepod.core.block_keys import RUN_BLOCKS
+from whalepod.core.clock import SYSTEM_CLOCK
 from whalepod.core.ids import Incarnation, RequestId
 from whalepod.kvstore.client import BlockToPut, Fetched, KvClient
+from whalepod.kvstore.redis_shard import SPEED_LIFE_S, Shard
 from whalepod.kvstore.settings import StoreAddress, StoreSettings
 from whalepod.kvstore.store_keys import block_store_key, handoff_snapshot_key, turn_snapshot_key
 from whalepod.kvstore.value_format import HEADER_BYTES, PartKind
@@ -288,3 +290,20 @@ def test_a_value_is_a_header_and_a_payload_and_nothing_else(server: RedisServer,
     client.put_blocks(to_put(keys), deadline=soon())
     stored = server.call("GET", block_store_key(keys[0]))
     assert stored[HEADER_BYTES:] == payload_of(keys[0])
+
+
+def test_a_store_that_is_slower_than_computing_is_not_asked(server: RedisServer, open_client: OpenClient) -> None:
+    client = open_client(server.address)
+    keys = chain(16)
+    client.put_blocks(to_put(keys), deadline=soon())
+    shard = client._transport.shards[0]
+    assert isinstance(shard, Shard)
+    block_s = LAYOUT.payload_bytes / 1e6
+    assert client.fetch_blocks(keys, buffers(16), deadline=soon(), block_worth_s=block_s / 2).count == 16, (
+        "not measured"
+    )
+    shard._read_bytes_per_s, shard._speed_at_s = 1e6, SYSTEM_CLOCK.monotonic_s()
+    assert client.fetch_blocks(keys, buffers(16), deadline=soon(), block_worth_s=block_s / 2).count == 0
+    assert client.fetch_blocks(keys, buffers(16), deadline=soon(), block_worth_s=2 * block_s).count == 16
+    shard._read_bytes_per_s, shard._speed_at_s = 1e6, SYSTEM_CLOCK.monotonic_s() - SPEED_LIFE_S
+    assert client.fetch_blocks(keys, buffers(16), deadline=soon(), block_worth_s=block_s / 2).count == 16, "forgotten"
