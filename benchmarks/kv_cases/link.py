@@ -25,13 +25,13 @@ class Pace:
     def __init__(self, bytes_per_s: float) -> None:
         self._bytes_per_s = bytes_per_s
         self._lock = threading.Lock()
-        self._free_at_s = time.monotonic()
+        self._free_at_s = time.perf_counter()
 
     def wait(self, sent_bytes: int) -> None:
         with self._lock:
-            self._free_at_s = max(self._free_at_s, time.monotonic() - LATE_S) + sent_bytes / self._bytes_per_s
-            pause_s = self._free_at_s - time.monotonic()
-        if pause_s > 0:
+            self._free_at_s = max(self._free_at_s, time.perf_counter() - LATE_S) + sent_bytes / self._bytes_per_s
+            free_at_s = self._free_at_s
+        while (pause_s := free_at_s - time.perf_counter()) > 0:
             time.sleep(pause_s)
 
 
