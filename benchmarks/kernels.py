@@ -15,7 +15,17 @@ from importlib import import_module
 
 from kernel_cases.measuring import Row
 
-CASES = ("sparse_attention", "packed_index_scores", "top_entries", "mhc", "window_rows")
+CASES = (
+    "sparse_attention",
+    "packed_index_scores",
+    "top_entries",
+    "candidates",
+    "mhc",
+    "window_rows",
+    "global_entries",
+    "pointwise",
+    "products",
+)
 
 
 def main() -> None:

@@ -8,10 +8,12 @@ from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
+from torch import Tensor
 
 from whalepod.kernels.numerics import whole_batches
 from whalepod.model.batch import Segment
 from whalepod.model.caches import Caches
+from whalepod.model.decode_graphs import DecodeGraphs
 from whalepod.model.draft import Anchor, Chooser, Drafts
 from whalepod.model.forward_pass import ForwardPass
 from whalepod.model.network import Network
@@ -42,6 +44,7 @@ class Runner:
     def __init__(self, network: Network, caches: Caches) -> None:
         self._network = network
         self._caches = caches
+        self._graphs = DecodeGraphs(network, caches) if DecodeGraphs.can_hold(network, caches) else None
 
     def run(self, rows: Ordered[LaunchedRows]) -> list[NDArray[np.float32] | None]:
         """Compute the rows. For each: logits [rows, vocab] float32 of those from `logits_start` on, None if there are
@@ -54,17 +57,26 @@ class Runner:
             return self._compute(rows)
 
     def _compute(self, rows: Ordered[LaunchedRows]) -> list[NDArray[np.float32] | None]:
-        run = self._network.compute([row.segment for row in rows], self._caches)
-        for index, row in enumerate(rows):
-            if row.sequence.prompt_scores is not None:
-                self._score(run, index, row.segment, row.sequence.prompt_scores)
-        logits = self._network.logits(run).float().cpu().numpy()
+        logits = self._logits(rows).float().cpu().numpy()
         counts = [
             0 if start is None else end - start
             for start, end in ((r.segment.logits_start, r.segment.end) for r in rows)
         ]
         ends = np.cumsum(counts)
         return [logits[end - count : end] if count else None for count, end in zip(counts, ends, strict=True)]
+
+    def _logits(self, rows: Ordered[LaunchedRows]) -> Tensor:
+        """[rows, vocab] of the rows that asked for them."""
+        segments = [row.segment for row in rows]
+        if self._graphs is not None and all(row.sequence.prompt_scores is None for row in rows):
+            replayed = self._graphs.logits(segments)
+            if replayed is not None:
+                return replayed
+        run = self._network.compute(segments, self._caches)
+        for index, row in enumerate(rows):
+            if row.sequence.prompt_scores is not None:
+                self._score(run, index, row.segment, row.sequence.prompt_scores)
+        return self._network.logits(run)
 
     def draft(self, anchors: Ordered[Anchor], choose: Chooser, tokens: int) -> Drafts:
         """Drafts behind sequences whose rows before their anchors are computed. Changes no cache."""

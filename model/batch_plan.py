@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Self, TypeVar
+from typing import Any, Self, TypeVar
 
 import numpy as np
 import torch
@@ -17,7 +17,7 @@ from torch import Tensor
 from .batch import Segment
 from .caches import Caches
 from .config import ModelConfig
-from .packed_plan import PackedPlan
+from .packed_plan import PackedPlan, PlanShape
 from .plan_transfer import on_device
 from .rows import Ints, Rows, pad, ring_writes, runs
 
@@ -177,34 +177,51 @@ class BatchPlan:
     @classmethod
     def build(cls, segments: Sequence[Segment], config: ModelConfig, caches: Caches, *, packed: bool = False) -> Self:
         """On the device of the caches."""
+        return on_device(cls.on_host(segments, config, caches, packed=packed), caches.device)
+
+    @classmethod
+    def on_host(
+        cls,
+        segments: Sequence[Segment],
+        config: ModelConfig,
+        caches: Caches,
+        *,
+        packed: bool,
+        shape: PlanShape | None = None,
+    ) -> Self:
+        """On the CPU, where a packed one may be padded to `shape`: all of its rows are kept and give logits then."""
+        assert packed or shape is None, "only packed plans have shapes that do not depend on what they compute"
+        padded = None if shape is None else shape.rows
         starts, ends = _ints(s.start for s in segments), _ints(s.end for s in segments)
         floors = _ints(s.floor for s in segments)
-        every, kept = Rows.between(starts, ends), Rows.between(np.clip(floors, starts, ends), ends)
+        every = Rows.between(starts, ends, padded=padded)
+        kept = Rows.between(np.clip(floors, starts, ends), ends, padded=padded)
         trimmed = bool((kept.starts > starts).any())
         logit_starts = _ints(s.end if s.logits_start is None else s.logits_start for s in segments)
-        plan = cls(
+        asked = np.flatnonzero((kept.positions >= logit_starts[kept.segments])[: kept.count])
+        places: dict[str, Any] = {
+            "floors": floors,
+            "window_starts": _ints(s.window_start for s in segments),
+            "write_starts": _ints(s.write_start for s in segments),
+            "slots": _ints(s.slot for s in segments),
+            "tables": _tables(segments, caches.block_tokens, shape),
+            "config": config,
+            "caches": caches,
+        }
+        return cls(
             every=every,
             kept=kept,
             kept_index=_tensor(every.offsets[kept.segments] + kept.positions - starts[kept.segments])
             if trimmed
             else None,
-            token_ids=_tensor(pad(_ints(token for s in segments for token in s.token_ids))),
+            token_ids=_tensor(pad(_ints(token for s in segments for token in s.token_ids), padded)),
             positions=_tensor(every.positions),
             kept_positions=_tensor(kept.positions),
-            logit_rows=_tensor(np.flatnonzero((kept.positions >= logit_starts[kept.segments])[: kept.count])),
-            records=(PackedPlan if packed else GatherPlan).build(
-                every,
-                kept,
-                floors=floors,
-                window_starts=_ints(s.window_start for s in segments),
-                write_starts=_ints(s.write_start for s in segments),
-                slots=_ints(s.slot for s in segments),
-                tables=_tables(segments, caches.block_tokens),
-                config=config,
-                caches=caches,
-            ),
+            logit_rows=_tensor(asked if shape is None else np.arange(shape.rows)),
+            records=PackedPlan.build(every, kept, shape=shape, **places)
+            if packed
+            else GatherPlan.build(every, kept, **places),
         )
-        return on_device(plan, caches.device)
 
     @property
     def gather(self) -> GatherPlan:
@@ -226,12 +243,14 @@ def pool_rows(blocks: Indices, entries: Indices, entries_per_block: int) -> Indi
     return blocks * entries_per_block + entries % entries_per_block
 
 
-def _tables(segments: Sequence[Segment], block_tokens: int) -> Ints:
-    tables = np.zeros((len(segments), max((len(s.block_table) for s in segments), default=0)), dtype=np.int64)
-    for row, segment in zip(tables, segments, strict=True):
+def _tables(segments: Sequence[Segment], block_tokens: int, shape: PlanShape | None) -> Ints:
+    longest = max((len(s.block_table) for s in segments), default=0)
+    size = (len(segments), longest) if shape is None else (shape.segments, shape.tokens // block_tokens)
+    tables = np.zeros(size, dtype=np.int64)
+    for row, segment in zip(tables, segments, strict=False):
         blocks = len(segment.block_table)
         assert blocks * block_tokens >= segment.end, f"{blocks} blocks do not hold {segment.end} positions"
-        row[:blocks] = segment.block_table
+        row[: min(blocks, len(row))] = segment.block_table[: len(row)]
     return tables
 
 

@@ -268,7 +268,7 @@ class Drafter:
             if self.confidence is not None:
                 confidence.append(self._confidence(hidden[:, number], embedded, self.confidence))
             logits = base[:, number] + biases[-1]
-            previous = logits.argmax(dim=-1) if choose is None else choose(number, logits)
+            previous = logits.argmax(dim=-1) if choose is None else choose(number, logits).to(logits.device)
             ids.append(previous)
         if recorder is not None:
             recorder("markov_bias", torch.stack(biases, dim=1).flatten(0, 1))

@@ -68,7 +68,8 @@ class Network:
         self.config = config
         self.role = role
         self.embed = weights["embed.weight"]
-        self._packed = self.embed.is_cuda and self.dtype == torch.bfloat16 if packed is None else packed
+        self.packed = self.embed.is_cuda and self.dtype == torch.bfloat16 if packed is None else packed
+        self.holds_experts = make_experts == LocalExperts.from_weights
         full = role is ModelRole.FULL
         self.norm = weights["norm.weight"] if full else None
         self.head = weights["head.weight"] if full else None
@@ -165,10 +166,10 @@ class Network:
     @torch.inference_mode()
     def begin(self, segments: Sequence[Segment], caches: Caches, *, recorder: Recorder | None = None) -> ForwardPass:
         """The state in front of layer 0: embeddings in every stream, of which the first is looked at."""
-        packed = self._packed and caches.formats == RELEASE_FORMATS
+        packed = self.packed and caches.formats == RELEASE_FORMATS
         plan = BatchPlan.build(segments, self.config, caches, packed=packed)
         return self.begin_planned(
-            plan, caches, text=self._text_rows(segments), memories=self._memories(segments), recorder=recorder
+            plan, caches, text=self._text_rows(segments), memories=self.memories(segments), recorder=recorder
         )
 
     @torch.inference_mode()
@@ -218,15 +219,19 @@ class Network:
         text = pad(np.array([token != image for segment in segments for token in segment.token_ids]))
         return torch.from_numpy(text).to(self.device)
 
-    def _memories(self, segments: Sequence[Segment]) -> dict[int, Tensor]:
-        """What each n-gram layer remembers about the rows: depends on token ids only."""
+    def memories(self, segments: Sequence[Segment], *, padded: int | None = None) -> dict[int, Tensor]:
+        """What each n-gram layer remembers about the rows, on the device: depends on token ids only.
+
+        `padded`: rows with padding; None: whole tiles.
+        """
         config, layouts = self.config, dict(zip(self.config.engram_layer_ids, self.config.engram, strict=True))
         layers = [layer.number for layer in self.layers if layer.engram is not None]
         if not layers or self._token_map is None:
             return {}
         tokens = config.engram_max_ngram_size
         ids = torch.cat([look_back(s.token_ids, s.history, tokens=tokens) for s in segments])
-        ids = torch.cat((ids, ids[-1:].expand(-len(ids) % tile_rows(len(ids)), -1)))
+        missing = -len(ids) % tile_rows(len(ids)) if padded is None else padded - len(ids)
+        ids = torch.cat((ids, ids[-1:].expand(missing, -1)))
         compressed = compress(ids, self._token_map, image_token_id=config.image_token_id)
         pad_id = int(self._token_map[config.engram_pad_token_id])
         return {

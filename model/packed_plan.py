@@ -28,6 +28,18 @@ ENTRIES_MULTIPLE = 128
 
 
 @dataclass(frozen=True, slots=True)
+class PlanShape:
+    """What a plan is padded to, so that a recorded forward can be replayed with it. Padding is a row at least where
+    there are fewer segments than here."""
+
+    rows: int
+    segments: int
+    tokens: int
+    """Longest sequence: a multiple of what a block holds."""
+    group_rows: int
+
+
+@dataclass(frozen=True, slots=True)
 class PackedRows:
     """Rows as index sources see them."""
 
@@ -42,23 +54,27 @@ class PackedRows:
     """By ratio: at least as many entries as any row sees."""
 
     @classmethod
-    def build(cls, rows: Rows, ratios: list[int]) -> Self:
+    def build(cls, rows: Rows, ratios: list[int], shape: PlanShape | None) -> Self:
         real = np.arange(len(rows.positions)) < rows.count
         counts = rows.ends - rows.starts
-        each = int(min(GROUP_ROWS_MAX, counts.max(initial=1)))
+        each = int(min(GROUP_ROWS_MAX, counts.max(initial=1))) if shape is None else shape.group_rows
+        tokens = int(rows.ends.max(initial=0)) if shape is None else shape.tokens
         pieces = -(-counts // each)
         segment = np.repeat(np.arange(len(counts)), pieces)
         piece = np.arange(len(segment)) - np.repeat(np.cumsum(pieces) - pieces, pieces)
-        groups = (rows.offsets[segment] + piece * each, np.minimum(each, counts[segment] - piece * each), segment)
+        groups = np.stack(
+            (rows.offsets[segment] + piece * each, np.minimum(each, counts[segment] - piece * each), segment)
+        )
+        if shape is not None:
+            # A padding row sees nothing, so its group has nothing to read.
+            padding = np.tile([[shape.rows - 1], [1], [0]], shape.segments - groups.shape[1])
+            groups = np.concatenate((groups, padding), axis=1)
         return cls(
             segments=_tensor(rows.segments),
             visible={ratio: _tensor(np.where(real, (rows.positions + 1) // ratio, 0)) for ratio in ratios},
-            groups=_tensor(np.stack(groups)),
+            groups=_tensor(groups),
             group_rows=each,
-            entries_max={
-                ratio: -(-int(rows.ends.max(initial=0) // ratio) // ENTRIES_MULTIPLE) * ENTRIES_MULTIPLE
-                for ratio in ratios
-            },
+            entries_max={ratio: -(-(tokens // ratio) // ENTRIES_MULTIPLE) * ENTRIES_MULTIPLE for ratio in ratios},
         )
 
 
@@ -186,6 +202,7 @@ class PackedPlan:
         tables: Ints,
         config: ModelConfig,
         caches: Caches,
+        shape: PlanShape | None = None,
     ) -> Self:
         ratios = sorted({config.ratio(source) for source in config.kv_source_layer_ids})
         trimmed = bool((kept.starts > every.starts).any())
@@ -197,10 +214,10 @@ class PackedPlan:
             "in_ring": config.window + rows_max - 1 <= caches.ring_rows,
         }
         lower = PackedWindow.build(every, every, window_starts, slots, **sizes)
-        all_rows = PackedRows.build(every, ratios)
+        all_rows = PackedRows.build(every, ratios, shape)
         return cls(
             every=all_rows,
-            kept=PackedRows.build(kept, ratios) if trimmed else all_rows,
+            kept=PackedRows.build(kept, ratios, shape) if trimmed else all_rows,
             lower_window=lower,
             source_window=PackedWindow.build(kept, every, window_starts, slots, **sizes) if trimmed else lower,
             upper_window=PackedWindow.build(kept, kept, np.maximum(floors, window_starts), slots, **sizes),

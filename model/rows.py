@@ -36,15 +36,16 @@ class Rows:
     """[padded rows]"""
 
     @classmethod
-    def between(cls, starts: Ints, ends: Ints) -> Self:
+    def between(cls, starts: Ints, ends: Ints, *, padded: int | None = None) -> Self:
+        """`padded`: how many rows there are with padding; None: whole tiles."""
         segments, positions = runs(starts, ends)
         return cls(
             starts=starts,
             ends=ends,
             count=len(positions),
             offsets=np.cumsum(ends - starts) - (ends - starts),
-            segments=pad(segments),
-            positions=pad(positions),
+            segments=pad(segments, padded),
+            positions=pad(positions, padded),
         )
 
     def slices(self) -> list[slice]:
@@ -53,9 +54,9 @@ class Rows:
         return [slice(start, end) for start, end in pairwise(bounds)]
 
 
-def pad(rows: Ints) -> Ints:
-    """[rows] with the last one repeated up to whole tiles."""
-    missing = -len(rows) % tile_rows(len(rows))
+def pad(rows: Ints, padded: int | None = None) -> Ints:
+    """[rows] with the last one repeated up to `padded` rows, or to whole tiles."""
+    missing = -len(rows) % tile_rows(len(rows)) if padded is None else padded - len(rows)
     return np.pad(rows, (0, missing), mode="edge") if missing else rows
 
 

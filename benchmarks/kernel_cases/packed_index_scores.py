@@ -39,6 +39,7 @@ def problem(sequences: int, rows_each: int, group_rows: int, entries: int) -> di
         "weights": torch.randn(rows, HEADS, device="cuda", generator=generator) * (WIDTH * HEADS) ** -0.5,
         "keys": pool,
         "tables": torch.randperm(sequences * blocks, device="cuda", generator=generator).int().view(sequences, blocks),
+        "segments": each.repeat_interleave(rows_each).int(),
         "visible": (entries + 1 - rows_each + torch.arange(rows_each, device="cuda")).repeat(sequences).int(),
         "groups": torch.stack((first, count, each.repeat_interleave(len(starts)))).int().contiguous(),
         "entries_per_block": BLOCK,
@@ -52,7 +53,7 @@ def _measure(shape: str, sequences: int, rows_each: int, group_rows: int, entrie
     scores = packed_index_scores(**given)
     error = 0.0
     for group in torch.linspace(0, given["groups"].shape[1] - 1, CHECKED_GROUPS).long().tolist():
-        picked = {name: value for name, value in given.items() if name != "group_rows"}
+        picked = {name: value for name, value in given.items() if name not in ("group_rows", "segments")}
         picked["groups"] = given["groups"][:, group : group + 1]
         start, count, _ = picked["groups"][:, 0].tolist()
         expected = reference.packed_index_scores(**picked)[start : start + count]

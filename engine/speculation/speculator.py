@@ -103,7 +103,7 @@ class Speculator:
         except Exception:
             log.exception("drafting failed: this step has no drafts")
             return None
-        log_odds = None if drafts.confidence is None else drafts.confidence.double().numpy()
+        log_odds = None if drafts.confidence is None else drafts.confidence.double().cpu().numpy()
         survival = None if log_odds is None else survivals(log_odds, self._temperatures, chooser.limits)
         lengths = self._lengths(candidates, chooser.limits, survival, budget)
         proposals = tuple(
@@ -169,7 +169,7 @@ class _DraftChooser:
 
     def choose(self, number: int, logits: torch.Tensor) -> torch.Tensor:
         """A draft of every candidate. Where the logits are no numbers, its drafts end before."""
-        values = logits.float().numpy()
+        values = logits.float().cpu().numpy()
         good = are_numbers(values)
         if not good.all():
             self.limits[~good] = np.minimum(self.limits[~good], number)

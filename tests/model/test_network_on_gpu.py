@@ -15,6 +15,7 @@ from whalepod.model.batch import Segment
 from whalepod.model.caches import Caches
 from whalepod.model.checkpoint import EngramTable
 from whalepod.model.config import ModelConfig
+from whalepod.model.decode_graphs import DecodeGraphs
 from whalepod.model.draft import Anchor
 from whalepod.model.network import Network
 from whalepod.model.random_weights import random_weights
@@ -112,3 +113,23 @@ def test_drafts_are_drawn() -> None:
     assert made.drafter is not None
     drafts = made.drafter.draft([Anchor(1, TOKENS, 7)], held)
     assert drafts.ids.shape == (1, 5) and bool(drafts.logits.isfinite().all())
+
+
+def test_replayed_steps_give_what_launched_ones_give() -> None:
+    """Decode rows, several rows of a sequence, and contexts that outgrow a shape."""
+    config = config_of_real_heads()
+    made, prompt = network(config, "cuda", torch.bfloat16), random_prompt(TOKENS + 40, seed=4)
+    launched, replayed = caches(made), caches(made)
+    for held in (launched, replayed):
+        made.forward(segments(prompt, [(0, TOKENS)], floor=0), held)
+    graphs = DecodeGraphs(made, replayed)
+    at = TOKENS
+    for count in (1, 1, 1, 6, 1, 6, 3):
+        step = segments(prompt, [(at, at + count)], floor=TOKENS - 60)
+        wanted, ours = made.forward(step, launched), graphs.logits(step)
+        assert ours is not None and ours.shape == wanted.shape
+        # The same kernels on more rows: a product may be summed another way.
+        assert float((ours - wanted).abs().mean()) < 0.05
+        at += count
+    assert graphs.logits(segments(prompt, [(at, at + 9)], floor=0)) is None
+    assert not any(operation == "decode_graphs" for operation, _ in fallback_counts())
