@@ -32,7 +32,7 @@ CLOCKS = frozenset(
     }
     | {f"datetime.{name}" for name in ("datetime.now", "datetime.utcnow", "datetime.today", "date.today")}
 )
-BENCHMARK_CLOCKS = frozenset({"time.perf_counter", "time.perf_counter_ns"})
+BENCHMARK_CLOCKS = frozenset({"time.perf_counter", "time.perf_counter_ns", "time.process_time"})
 ENTROPY = ("secrets.", "uuid.uuid1", "uuid.uuid4", "os.urandom")
 TORCH_DRAWS = frozenset(
     f"torch.{name}"
