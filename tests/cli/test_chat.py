@@ -60,12 +60,14 @@ async def test_a_conversation_remembers_what_was_said_until_an_empty_line(
     assert len(second) > len(first)
 
 
-async def test_a_broken_answer_is_an_error_and_not_an_end(router: RouterUnderTest, decode: FakeDecode) -> None:
-    decode.behaviour.die_after_tokens = 2
-    for command in (("chat", "Hello"), ("generate", "Hello")):
-        code, output = await run(*command, "--url", url(router))
-        assert code == 1
-        assert "whalepod: the stream to decode-0 broke" in output
+@pytest.mark.parametrize("command", ["chat", "generate"])
+async def test_a_broken_answer_is_an_error_and_not_an_end(
+    router: RouterUnderTest, decode: FakeDecode, command: str
+) -> None:
+    decode.behaviour.gone_after_tokens = 2
+    code, output = await run(command, "Hello", "--url", url(router))
+    assert code == 1
+    assert "whalepod: the stream to decode-0 broke" in output
 
 
 async def test_nobody_listening_is_said_plainly() -> None:
