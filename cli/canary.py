@@ -29,6 +29,11 @@ from .serve import with_model
 from .user_dirs import state_dir
 
 
+class Dspark(StrEnum):
+    ON = "on"
+    OFF = "off"
+
+
 class Role(StrEnum):
     FULL = "full"
     ENCODER = "encoder"
@@ -42,15 +47,19 @@ def canary(
     warm: Annotated[bool, typer.Option("--warm", help="Compare requests that meet stored state.")] = False,
     fidelity: Annotated[Fidelity, typer.Option(help="What is asked for.")] = Fidelity.EXACT,
     seed: Annotated[int, typer.Option(min=0, help="The same seed gives the same requests.")] = 0,
+    dspark: Annotated[
+        Dspark | None, typer.Option(help="Whether decode ranks draft; default: as dspark.draft_tokens says.")
+    ] = None,
 ) -> None:
-    """Compare the cluster that serves here, or a small one of its own, with one process that has no store.
+    """Compare the cluster that serves here, or a small one of its own, with one process that has no store and drafts
+    nothing.
 
     Compares tokens and every token's log-probability bit by bit. The last line it prints is one JSON object of figures.
     """
     console = Console(highlight=False, soft_wrap=True)
     plan = CanaryPlan(requests=requests, fidelity=fidelity, warm=warm, seed=seed)
     try:
-        report = asyncio.run(_run(config, role, plan, console))
+        report = asyncio.run(_run(config, role, dspark, plan, console))
     except UnavailableError as error:
         console.print(f"whalepod: {error}")
         raise typer.Exit(1) from None
@@ -69,23 +78,29 @@ def passed(report: CanaryReport, plan: CanaryPlan) -> bool:
     return report.control_seen and report.failed == 0 and was_warm and (same or (plan.warm and not exact))
 
 
-async def _run(config: ClusterConfig, role: Role | None, plan: CanaryPlan, console: Console) -> CanaryReport:
-    async with _cluster(config, role or Role(config.prefill.role), console) as running:
+async def _run(
+    config: ClusterConfig, role: Role | None, dspark: Dspark | None, plan: CanaryPlan, console: Console
+) -> CanaryReport:
+    async with _cluster(config, role or Role(config.prefill.role), dspark, console) as running:
         return await run_canary(running, plan, _oracle(running, plan.fidelity), say=console.print)
 
 
 @contextlib.asynccontextmanager
-async def _cluster(config: ClusterConfig, role: Role, console: Console) -> AsyncGenerator[ClusterConfig]:
+async def _cluster(
+    config: ClusterConfig, role: Role, dspark: Dspark | None, console: Console
+) -> AsyncGenerator[ClusterConfig]:
     """The settings of the cluster that serves here, if it fits; else of one that lives as long as the block."""
     record = serving_record(state_dir(), config.router.http_port)
     if record is not None:
         served = load_config(file=Path(record.config_file))
-        if served.prefill.role == role.value and (config.model is None or config.model_dir == served.model_dir):
+        same_model = config.model is None or config.model_dir == served.model_dir
+        same_drafts = dspark is None or (dspark is Dspark.ON) == (served.dspark.draft_tokens != 0)
+        if served.prefill.role == role.value and same_model and same_drafts:
             console.print(f"using the cluster at {record.http_url}")
             yield served
             return
-        console.print(f"the cluster at {record.http_url} is of another role or model; starting one beside it")
-    own = with_model(config, say=console.print)
+        console.print(f"the cluster at {record.http_url} is not what was asked for; starting one beside it")
+    own = with_model(_with_dspark(config, dspark), say=console.print)
     always = own.router.model_copy(update={"remote_prefill": "always"})
     prefill = own.prefill.model_copy(update={"role": role.value})
     own = own.model_copy(update={"router": always, "prefill": prefill, "redis_url": None, "log_level": "warning"})
@@ -93,6 +108,13 @@ async def _cluster(config: ClusterConfig, role: Role, console: Console) -> Async
     own = with_free_ports(own, search_from=SEARCH_FROM + os.getpid() % 800 * 10)
     async with running_cluster(own, say=console.print) as cluster:
         yield cluster.config
+
+
+def _with_dspark(config: ClusterConfig, wanted: Dspark | None) -> ClusterConfig:
+    if wanted is None:
+        return config
+    drafts = 0 if wanted is Dspark.OFF else config.dspark.draft_tokens or None
+    return config.model_copy(update={"dspark": config.dspark.model_copy(update={"draft_tokens": drafts})})
 
 
 def _oracle(config: ClusterConfig, fidelity: Fidelity) -> Oracle:
@@ -108,6 +130,7 @@ def _oracle(config: ClusterConfig, fidelity: Fidelity) -> Oracle:
             quantized_caches=config.engine.quantized_caches,
             threads=config.engine.threads,
             device=config.engine.device,
+            draft_tokens=0,
         )
         outputs = llm.generate(prompts, sampling)
         for output in outputs:

@@ -15,6 +15,14 @@ from pydantic import BaseModel, ConfigDict, Field, SecretStr, model_validator
 from whalepod.core.credentials import SECRET_BYTES_MIN, ClusterSecret
 from whalepod.core.errors import ConfigError
 from whalepod.engine.interface import Fidelity
+from whalepod.engine.speculation.options import (
+    Acceptance,
+    DraftSampling,
+    SpeculationOptions,
+    Verification,
+    speculation_for,
+)
+from whalepod.model.config import ModelConfig
 
 from .registration import RankRole
 
@@ -99,6 +107,56 @@ class EngineSettings(_Section):
     async_scheduling: bool = Field(
         default=True, description="plan a step while the one before it is computed; changes no token"
     )
+
+
+class DsparkSettings(_Section):
+    """Drafts on decode ranks. They change no law of what is said, and no token of greedy and seeded requests."""
+
+    draft_tokens: int | None = Field(
+        default=None, ge=0, description="drafts of a request in a step; 0: none; default: what the model can draft"
+    )
+    verification: Verification = Field(
+        default=Verification.FIXED,
+        description="how many drafts are verified: fixed (all), scheduled or early_stop (what pays, by cost_table)",
+    )
+    acceptance: Acceptance = Field(
+        default=Acceptance.AUTO,
+        description="what makes a draft stand: rejection, coupled, auto (coupled for seeded requests)",
+    )
+    draft_sampling: DraftSampling = Field(
+        default=DraftSampling.SAMPLE, description="how drafts are chosen above temperature 0: sample, greedy"
+    )
+    cost_table: Path | None = Field(
+        default=None, description="what steps cost, from `whalepod bench verify-cost`; unset: all drafts are verified"
+    )
+    temperature_table: Path | None = Field(
+        default=None, description="calibration of confidences, from `whalepod dspark calibrate`; unset: none"
+    )
+    budget_lag: int = Field(
+        default=2, ge=1, description="scheduled: age in steps of the confidences that a step is planned from"
+    )
+    gain_min: float = Field(default=0.02, ge=0, description="verify all drafts where trimming gains less than this")
+    simulate_acceptance: float | None = Field(
+        default=None, ge=0, le=1, description="FOR MEASURING ONLY: chance that a draft stands; answers become nonsense"
+    )
+
+    def options(self, model: ModelConfig) -> SpeculationOptions | None:
+        """For a rank of this model; None: it does not draft. Reads the tables. Raises ConfigError."""
+        wanted = SpeculationOptions(
+            verification=self.verification,
+            acceptance=self.acceptance,
+            draft_sampling=self.draft_sampling,
+            gain_min=self.gain_min,
+            lag_steps=self.budget_lag,
+            simulated_acceptance=self.simulate_acceptance,
+        )
+        return speculation_for(
+            model,
+            wanted,
+            draft_tokens=self.draft_tokens,
+            cost_table=self.cost_table,
+            temperature_table=self.temperature_table,
+        )
 
 
 class FidelitySettings(_Section):
@@ -241,6 +299,7 @@ class ClusterConfig(_Section):
     prefill: PrefillSettings = PrefillSettings()
     decode: DecodeSettings = DecodeSettings()
     engine: EngineSettings = EngineSettings()
+    dspark: DsparkSettings = DsparkSettings()
     fidelity: FidelitySettings = FidelitySettings()
     router: RouterSettings = RouterSettings()
     tls: TlsSettings = TlsSettings()
@@ -352,7 +411,17 @@ def join_address(host: str, port: int) -> str:
 
 
 def _contradictions(config: ClusterConfig) -> Iterator[str]:
-    router = config.router
+    router, dspark = config.router, config.dspark
+    if dspark.draft_tokens == 0:
+        asked = [
+            name
+            for name in ("cost_table", "temperature_table", "simulate_acceptance")
+            if getattr(dspark, name) is not None
+        ]
+        if dspark.verification is not Verification.FIXED:
+            asked.insert(0, "verification")
+        for name in asked:
+            yield f"dspark.{name} is set, but dspark.draft_tokens is 0: nothing is drafted"
     if config.secret is not None and config.secret_file is not None:
         yield "secret and secret_file are both set: keep one"
     if router.remote_prefill == "always" and config.prefill.replicas == 0:

@@ -25,6 +25,7 @@ from whalepod.core.upstream_variables import (
     FIXED,
     PREFIX,
     SETTINGS,
+    TRANSLATED,
     check_fidelity,
     upstream_values,
 )
@@ -99,7 +100,7 @@ def unknown_variables(variables: Mapping[str, str]) -> dict[str, str]:
 
     Others are left alone: Kubernetes makes `WHALEPOD_PORT_8000_TCP` and the like out of a service's name.
     """
-    known = [*(setting.variable for setting in settings()), *SETTINGS, ACCELERATOR, *FIDELITIES, *FIXED]
+    known = [*(setting.variable for setting in settings()), *SETTINGS, *TRANSLATED, ACCELERATOR, *FIDELITIES, *FIXED]
     strangers = [name for name in variables if name.startswith((VARIABLE_PREFIX, PREFIX)) and name not in known]
     return {name: near[0] for name in strangers if (near := difflib.get_close_matches(name, known, n=1, cutoff=0.85))}
 

@@ -21,6 +21,7 @@ from whalepod.engine.interface import (
     StepWork,
     TokensEvent,
 )
+from whalepod.engine.speculation.statistics import SpeculationWork, add_up
 
 # A row of a tiny model takes a millisecond on a CPU, a chunk of a large one some seconds.
 _SECONDS: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
@@ -38,6 +39,17 @@ HANDOFFS = Counter(
 STEP_SECONDS = Histogram(
     "whalepod_rank_step_seconds", "Time of one step, by phase (prefill, decode, mixed).", ["phase"], buckets=_SECONDS
 )
+DRAFT_STEPS = Counter(
+    "whalepod_rank_dspark_steps", "Steps with drafts, by how many of them were verified (all, some).", ["verified"]
+)
+DRAFT_REQUEST_STEPS = Counter("whalepod_rank_dspark_request_steps", "Requests in those steps, added up.")
+DRAFTED = Counter("whalepod_rank_dspark_drafted", "Drafts, by their column from 1.", ["column"])
+VERIFIED = Counter("whalepod_rank_dspark_verified", "Drafts that were verified, by column.", ["column"])
+ACCEPTED = Counter("whalepod_rank_dspark_accepted", "Drafts that stood, by column.", ["column"])
+CONFIDENCE = Counter(
+    "whalepod_rank_dspark_confidence", "Chances that verified drafts would stand, added up, by column.", ["column"]
+)
+DRAFT_SECONDS = Histogram("whalepod_rank_dspark_draft_seconds", "Time of one round of drafting.", buckets=_SECONDS)
 BATCH_ROWS = Histogram(
     "whalepod_rank_batch_rows", "Rows of one step, by phase (prefill, decode).", ["phase"], buckets=_ROWS
 )
@@ -67,6 +79,23 @@ def count_work(work: StepWork) -> None:
     for phase in phases:
         BATCH_ROWS.labels(phase).observe(rows[phase])
     STEP_SECONDS.labels(phases[0] if len(phases) == 1 else "mixed").observe(work.seconds)
+    if work.speculation is not None:
+        count_speculation(work.speculation)
+
+
+def count_speculation(work: SpeculationWork) -> None:
+    """Count one step's drafts. Emitted tokens are those that stood and one for each request."""
+    columns = max((request.drafted for request in work.requests), default=0)
+    counts = add_up(columns, [work])
+    DRAFT_STEPS.labels("some" if counts.trimmed_steps else "all").inc()
+    DRAFT_REQUEST_STEPS.inc(counts.request_steps)
+    DRAFT_SECONDS.observe(work.draft_seconds)
+    for column in range(columns):
+        label = str(column + 1)
+        DRAFTED.labels(label).inc(counts.drafted[column])
+        VERIFIED.labels(label).inc(counts.verified[column])
+        ACCEPTED.labels(label).inc(counts.accepted[column])
+        CONFIDENCE.labels(label).inc(counts.confidence[column])
 
 
 class LoadCollector(Collector):

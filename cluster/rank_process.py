@@ -30,6 +30,7 @@ from whalepod.engine.interface import Fidelity, RankLoad, StepEvent
 from whalepod.engine.options import RankOptions
 from whalepod.engine.rank import EngineRank
 from whalepod.engine.rank_model import RankModel
+from whalepod.model.config import ModelConfig
 from whalepod.model.tensor_layout import ModelRole
 
 from .config import METRICS_PORT_OFFSET, ClusterConfig, DecodeSettings, PrefillSettings, join_address
@@ -321,7 +322,7 @@ class RankProcess:
         )
         self._engine = EngineRank(
             self._model,
-            rank_options(config, identity.role),
+            rank_options(config, identity.role, self._model.config),
             store=self._store.client,
             on_step=self._on_step,
             on_failure=self._on_failure,
@@ -369,8 +370,8 @@ class RankProcess:
         self._metrics = (server, collector)
 
 
-def rank_options(config: ClusterConfig, role: RankRole) -> RankOptions:
-    """What a rank of this role may hold and do in a step."""
+def rank_options(config: ClusterConfig, role: RankRole, model: ModelConfig) -> RankOptions:
+    """What a rank of this role may hold and do in a step. Raises ConfigError."""
     pool: PrefillSettings | DecodeSettings = config.prefill if role.is_prefill else config.decode
     return RankOptions(
         slots=pool.slots,
@@ -381,4 +382,5 @@ def rank_options(config: ClusterConfig, role: RankRole) -> RankOptions:
         chunk_tokens_beside_decode=min(pool.chunk_tokens, config.decode.chunk_tokens),
         context_tokens_max=config.engine.context_tokens_max,
         async_scheduling=config.engine.async_scheduling,
+        speculation=None if role.is_prefill else config.dspark.options(model),
     )

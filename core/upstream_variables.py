@@ -16,6 +16,12 @@ SETTINGS: Final[Mapping[str, str]] = {
     "DEEPINFER_YOCO_PREFILL_KEEP_TOKENS": "engine.kept_rows",
     "DEEPINFER_MAX_NUM_SEQS": "decode.slots",
     "DEEPINFER_MAX_BATCHED_TOKENS": "prefill.chunk_tokens",
+    "DEEPINFER_USE_NEXTN_DECODE": "dspark.draft_tokens",
+    "DEEPINFER_SPEC_SAMPLING": "dspark.acceptance",
+    "DEEPINFER_DRAFT_SAMPLING": "dspark.draft_sampling",
+    "DEEPINFER_DSPARK_COST_TABLE": "dspark.cost_table",
+    "DEEPINFER_DSPARK_STS_TABLE": "dspark.temperature_table",
+    "DEEPINFER_DSPARK_BUDGET_LAG": "dspark.budget_lag",
 }
 """Variable -> key of the setting that it names."""
 
@@ -23,11 +29,15 @@ ACCELERATOR: Final = "DEEPINFER_ACCELERATOR"
 DEVICES: Final[Mapping[str, str]] = {"nvidia": "cuda", "cpu": "cpu"}
 """Its values -> `engine.device`."""
 
+TRANSLATED: Final[Mapping[str, tuple[str, Mapping[str, str]]]] = {
+    "DEEPINFER_ENABLE_MTP_VARLEN": ("dspark.verification", {"0": "fixed", "1": "scheduled"}),
+}
+"""Variable -> key of the setting that it names under other values, and those."""
+
 BATCH_INVARIANT: Final = "DEEPINFER_BATCH_INVARIANT"
 FIDELITIES: Final[Mapping[str, Mapping[str, str | None]]] = {
     BATCH_INVARIANT: {"0": None, "1": "exact"},
     "DEEPINFER_ENCODER_REPLAY": {"bounded": "fast", "exact": "exact"},
-    "DEEPINFER_SPEC_SAMPLING": {"rejection": "fast", "coupled": "exact"},
 }
 """Variable -> its values -> the fidelity of requests that do not say, which stands for all of them; None: either."""
 
@@ -37,12 +47,6 @@ FIXED: Final[Mapping[str, tuple[tuple[str, ...], str]]] = {
         "upper layers run on the kept rows only, except for requests that ask for prompt_logprobs",
     ),
     "DEEPINFER_MAX_BACKTRACK": ((), "it follows from the model: DEEPINFER_YOCO_PREFILL_KEEP_TOKENS checks the sum"),
-    "DEEPINFER_USE_NEXTN_DECODE": (("0",), "ranks do not draft in this version"),
-    "DEEPINFER_ENABLE_MTP_VARLEN": (("0",), "ranks do not draft in this version"),
-    "DEEPINFER_DRAFT_SAMPLING": ((), "ranks do not draft in this version"),
-    "DEEPINFER_DSPARK_COST_TABLE": ((), "ranks do not draft in this version"),
-    "DEEPINFER_DSPARK_STS_TABLE": ((), "ranks do not draft in this version"),
-    "DEEPINFER_DSPARK_BUDGET_LAG": ((), "ranks do not draft in this version"),
     "DEEPINFER_SO_BACKEND": (("llguidance",), "xgrammar is not among the dependencies"),
     "DEEPINFER_EPLB": (("0",), "a rank holds all experts of its role in this version"),
     "DEEPINFER_EPLB_WINDOW": ((), "a rank holds all experts of its role in this version"),
@@ -85,6 +89,11 @@ def upstream_values(variables: Mapping[str, str]) -> Iterator[tuple[str, str, st
                 f"{ACCELERATOR} must be {' or '.join(DEVICES)}, not {accelerator!r}: there are no other kernels"
             )
         yield "engine.device", ACCELERATOR, DEVICES[accelerator]
+    for variable, (key, meanings) in TRANSLATED.items():
+        if variable in given:
+            if given[variable] not in meanings:
+                raise ConfigError(f"{variable} must be {' or '.join(meanings)}, not {given[variable]!r}")
+            yield key, variable, meanings[given[variable]]
     asked = _fidelity(given)
     if asked is not None:
         yield "fidelity.default", *asked

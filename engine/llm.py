@@ -10,10 +10,11 @@ import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from enum import Enum
 from functools import cached_property
 from pathlib import Path
 from queue import SimpleQueue
-from typing import Any
+from typing import Any, TypeVar
 
 from rich.console import Console
 from rich.progress import Progress
@@ -23,6 +24,7 @@ from whalepod.core.clock import Deadline
 from whalepod.core.errors import ConfigError, ServingError
 from whalepod.core.ids import RequestId, mint_request_id
 from whalepod.core.upstream_variables import SETTINGS, check_fidelity, upstream_values
+from whalepod.model.config import ModelConfig
 from whalepod.model.detokenizer import Detokenizer
 from whalepod.model.prompt import PromptEncoder
 
@@ -41,12 +43,14 @@ from .llm_outputs import Choice, RequestOutput, silent_ids
 from .options import RankOptions
 from .rank_model import RankModel
 from .sampling_params import SamplingParams
+from .speculation.options import Acceptance, DraftSampling, SpeculationOptions, Verification, speculation_for
 
 Prompt = str | Sequence[int]
 Message = Mapping[str, Any]
 """{"role": …, "content": …}"""
 
 SERVED_NAME = "model"
+Kind = TypeVar("Kind", bound=Enum)
 
 
 @dataclass(slots=True)
@@ -83,6 +87,7 @@ class LLM:
         blocks: int | None = None,
         chunk_tokens: int | None = None,
         async_scheduling: bool | None = None,
+        draft_tokens: int | None = None,
         quantized_caches: bool = True,
         threads: int = 1,
         device: str | None = None,
@@ -91,7 +96,8 @@ class LLM:
         """Reads the weights in the directory `model` to `device` (`cpu`, `cuda`, `cuda:N`). What the model decides if
         None: `block_tokens`, `context_tokens_max`. What is not given is taken from `variables` of the published engine,
         as `docs/configuration.md` lists them: `model`, `device` (else cpu), `fidelity` (else exact), `slots` (else 16),
-        `chunk_tokens` (else 512), `async_scheduling` (else on).
+        `chunk_tokens` (else 512), `async_scheduling` (else on), `draft_tokens` (else as many as the model drafts; 0:
+        none) and the rest of DSpark. Drafts change no token of greedy and seeded requests.
 
         Raises ConfigError or CheckpointError, ValueError on an unknown fidelity.
         """
@@ -118,6 +124,7 @@ class LLM:
             async_scheduling=_number(upstream, "engine.async_scheduling") != 0
             if async_scheduling is None
             else async_scheduling,
+            speculation=_speculation(upstream, loaded.config, draft_tokens),
         )
         self._tokenizer = loaded.tokenizer
         self._config = loaded.config
@@ -279,6 +286,35 @@ def _number(upstream: Mapping[str, str], key: str) -> int | None:
     except ValueError:
         names = ", ".join(variable for variable, named in SETTINGS.items() if named == key)
         raise ConfigError(f"{names} must be a whole number, not {text!r}") from None
+
+
+def _speculation(
+    upstream: Mapping[str, str], model: ModelConfig, draft_tokens: int | None
+) -> SpeculationOptions | None:
+    """Raises ConfigError."""
+    texts = {key.removeprefix("dspark."): text for key, text in upstream.items() if key.startswith("dspark.")}
+    wanted = SpeculationOptions(
+        verification=_one_of(Verification, texts, "verification", Verification.FIXED),
+        acceptance=_one_of(Acceptance, texts, "acceptance", Acceptance.AUTO),
+        draft_sampling=_one_of(DraftSampling, texts, "draft_sampling", DraftSampling.SAMPLE),
+        lag_steps=_number(upstream, "dspark.budget_lag") or 2,
+    )
+    return speculation_for(
+        model,
+        wanted,
+        draft_tokens=_number(upstream, "dspark.draft_tokens") if draft_tokens is None else draft_tokens,
+        cost_table=Path(texts["cost_table"]) if "cost_table" in texts else None,
+        temperature_table=Path(texts["temperature_table"]) if "temperature_table" in texts else None,
+    )
+
+
+def _one_of(kind: type[Kind], texts: Mapping[str, str], name: str, default: Kind) -> Kind:
+    """Raises ConfigError."""
+    try:
+        return kind(texts[name]) if name in texts else default
+    except ValueError:
+        allowed = ", ".join(str(each.value) for each in kind)
+        raise ConfigError(f"dspark.{name} must be one of {allowed}, not {texts[name]!r}") from None
 
 
 def _bar(*, shown: bool) -> Progress:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import logging
+from dataclasses import dataclass, replace
 from enum import Enum
+from pathlib import Path
 
 from whalepod.core.errors import ConfigError
 from whalepod.engine.interface import EngineRequest, Fidelity
@@ -11,6 +13,8 @@ from whalepod.model.config import ModelConfig
 
 from .calibration import Calibration
 from .cost_table import CostTable
+
+log = logging.getLogger(__name__)
 
 
 class Verification(Enum):
@@ -28,7 +32,7 @@ class Acceptance(Enum):
     """What makes a draft stand."""
 
     AUTO = "auto"
-    """Rejection; coupled for seeded requests of fidelity `exact`."""
+    """Coupled for seeded requests, which are promised the same tokens with drafts and without; rejection for others."""
     REJECTION = "rejection"
     COUPLED = "coupled"
 
@@ -76,12 +80,13 @@ class SpeculationOptions:
         """Its drafts are judged by coupling: what it says does not depend on them, nor on how many are verified."""
         if request.sampling.greedy or self.acceptance is Acceptance.COUPLED:
             return True
-        return self.acceptance is Acceptance.AUTO and _is_repeatable(request)
+        return self.acceptance is Acceptance.AUTO and request.sampling.seed is not None
 
     def trims(self, request: EngineRequest) -> bool:
         """How many of its drafts are verified may follow from other requests. Without coupling, that would change which
         of the equally good answers it gets, and a seeded request of fidelity `exact` was promised one."""
-        return self.couples(request) or not _is_repeatable(request)
+        promised = request.fidelity is Fidelity.EXACT and request.sampling.seed is not None
+        return self.couples(request) or not promised
 
     def check(self, config: ModelConfig, *, weights: str, slots: int) -> None:
         """Raises ConfigError if this model cannot speculate like this. `weights`: their fingerprint, as hex."""
@@ -101,5 +106,28 @@ class SpeculationOptions:
             self.cost.check(model=weights, draft_tokens=self.draft_tokens, requests_max=slots)
 
 
-def _is_repeatable(request: EngineRequest) -> bool:
-    return request.fidelity is Fidelity.EXACT and request.sampling.seed is not None
+def speculation_for(
+    model: ModelConfig,
+    wanted: SpeculationOptions,
+    *,
+    draft_tokens: int | None,
+    cost_table: Path | None,
+    temperature_table: Path | None,
+) -> SpeculationOptions | None:
+    """`wanted` for this model, with so many drafts and these tables; None: it does not draft. `draft_tokens` None: as
+    many as the model can. Raises ConfigError."""
+    able = model.dspark_block_size if model.num_nextn_predict_layers else 0
+    drafts = able if draft_tokens is None else draft_tokens
+    if not drafts:
+        return None
+    if wanted.simulated_acceptance is not None:
+        log.warning(
+            "dspark.simulate_acceptance is %s: drafts stand by coin, and WHAT THIS RANK SAYS IS NONSENSE",
+            wanted.simulated_acceptance,
+        )
+    return replace(
+        wanted,
+        draft_tokens=drafts,
+        cost=None if cost_table is None else CostTable.read(cost_table),
+        calibration=None if temperature_table is None else Calibration.read(temperature_table),
+    )

@@ -13,6 +13,8 @@ from whalepod.cluster.embedded_redis import EmbeddedRedis
 from whalepod.cluster.rank_process import rank_identity, rank_options
 from whalepod.cluster.registration import RankRole
 from whalepod.core.errors import ConfigError
+from whalepod.model.config import ModelConfig
+from whalepod.model.tiny_checkpoint import shipped_tokenizer, tiny_config_json
 
 
 @pytest.mark.parametrize("offset", [0, METRICS_PORT_OFFSET])
@@ -70,7 +72,13 @@ def test_a_rank_is_named_by_its_pool_and_place_and_listens_beside_its_neighbours
 
 def test_each_pool_gives_its_ranks_its_own_limits() -> None:
     config = world_config(7000, prefill={"slots": 3, "chunk_tokens": 99}, decode={"slots": 7, "memory_gib": 1.0})
-    prefill = rank_options(config, RankRole.PREFILL_FULL)
-    decode = rank_options(config, RankRole.DECODE)
+    model = ModelConfig.from_json(tiny_config_json(shipped_tokenizer()))
+    prefill = rank_options(config, RankRole.PREFILL_FULL, model)
+    decode = rank_options(config, RankRole.DECODE, model)
     assert (prefill.slots, prefill.chunk_tokens, prefill.memory_bytes) == (3, 99, None)
     assert (decode.slots, decode.memory_bytes) == (7, 2**30)
+    assert prefill.speculation is None
+    assert decode.speculation is not None
+    assert decode.speculation.draft_tokens == model.dspark_block_size
+    silent = world_config(7000, dspark={"draft_tokens": 0})
+    assert rank_options(silent, RankRole.DECODE, model).speculation is None

@@ -14,6 +14,7 @@ from whalepod.core.upstream_variables import (
     FIDELITIES,
     FIXED,
     SETTINGS,
+    TRANSLATED,
     check_fidelity,
     upstream_values,
 )
@@ -43,8 +44,6 @@ def test_names_of_settings_are_taken() -> None:
         ("BATCH_INVARIANT", "0", None),
         ("ENCODER_REPLAY", "bounded", "fast"),
         ("ENCODER_REPLAY", "exact", "exact"),
-        ("SPEC_SAMPLING", "rejection", "fast"),
-        ("SPEC_SAMPLING", "coupled", "exact"),
     ],
 )
 def test_what_asks_for_a_fidelity_is_one(name: str, value: str, fidelity: str | None) -> None:
@@ -68,8 +67,6 @@ def test_another_value_is_refused_with_those_that_are_taken(variable: str) -> No
     ("one", "other"),
     [
         ({"BATCH_INVARIANT": "1"}, {"ENCODER_REPLAY": "bounded"}),
-        ({"BATCH_INVARIANT": "1"}, {"SPEC_SAMPLING": "rejection"}),
-        ({"ENCODER_REPLAY": "exact"}, {"SPEC_SAMPLING": "rejection"}),
         ({"ENABLE_MTP_VARLEN": "1"}, {"USE_NEXTN_DECODE": "0"}),
         ({"BATCH_INVARIANT": "1"}, {"ACCELERATOR": "ascend"}),
     ],
@@ -102,4 +99,14 @@ def test_what_holds_anyway_may_be_said_and_what_cannot_be_had_is_refused_with_a_
 def test_the_page_lists_every_one() -> None:
     page = (ROOT / "docs" / "configuration.md").read_text(encoding="utf-8")
     listed = set(re.findall(r"^\| `(DEEPINFER_\w+)` \|", page, flags=re.MULTILINE))
-    assert listed == {*SETTINGS, ACCELERATOR, *FIDELITIES, *FIXED}
+    assert listed == {*SETTINGS, *TRANSLATED, ACCELERATOR, *FIDELITIES, *FIXED}
+
+
+def test_lengths_by_confidence_are_a_way_to_verify() -> None:
+    assert values(ENABLE_MTP_VARLEN="1", USE_NEXTN_DECODE="3") == {
+        "dspark.verification": "scheduled",
+        "dspark.draft_tokens": "3",
+    }
+    assert values(ENABLE_MTP_VARLEN="0") == {"dspark.verification": "fixed"}
+    with pytest.raises(ConfigError, match="DEEPINFER_ENABLE_MTP_VARLEN must be 0 or 1, not 'yes'"):
+        values(ENABLE_MTP_VARLEN="yes")
