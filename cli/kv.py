@@ -23,7 +23,7 @@ from whalepod.kvstore.fault_check import check_faults
 from whalepod.kvstore.faults import StoreFault
 from whalepod.kvstore.server_check import check_servers, server_info
 from whalepod.kvstore.store_keys import owner_tag
-from whalepod.kvstore.survey import StoreAdmin, StoredBlock
+from whalepod.kvstore.survey import StoredBlock
 from whalepod.services.kv.process import run_kv_service
 
 from .cluster_options import with_cluster_config
@@ -75,7 +75,9 @@ def list_blocks(
 ) -> None:
     """List stored blocks: hash, parent, owner, writer, bytes, seconds left. Never what is in them."""
     console, owner = _console(), owner_tag(tenant) if tenant else None
-    blocks = [block for block in _all_blocks(config) if owner is None or block.owner == owner]
+    blocks = [
+        block for block in _asked(config, lambda caretaker: caretaker.blocks()) if owner is None or block.owner == owner
+    ]
     for block in sorted(blocks, key=lambda block: -block.left_ms)[:limit]:
         console.print(
             f"{block.hash.hex()[:16]} parent {block.parent.hex()[:16]} owner {block.owner:016x} "
@@ -155,7 +157,7 @@ async def _put_out_of_reach(config: ClusterConfig, tenant: str) -> None:
 
 def _asked(config: ClusterConfig, question: Callable[[Caretaker], T]) -> T:
     addresses = store_settings(config, secret=None).addresses
-    caretaker = Caretaker(addresses, name="cli", quota_bytes=None, clock=SYSTEM_CLOCK)
+    caretaker = Caretaker(addresses, name="cli", quota_bytes=None, clock=SYSTEM_CLOCK, cluster=config.kv.cluster)
     try:
         return question(caretaker)
     except StoreFault as fault:
@@ -163,20 +165,6 @@ def _asked(config: ClusterConfig, question: Callable[[Caretaker], T]) -> T:
         raise typer.Exit(EXIT_FAILED) from None
     finally:
         caretaker.close()
-
-
-def _all_blocks(config: ClusterConfig) -> list[StoredBlock]:
-    blocks: list[StoredBlock] = []
-    for address in store_settings(config, secret=None).addresses:
-        admin = StoreAdmin(address, clock=SYSTEM_CLOCK)
-        try:
-            blocks += admin.blocks()
-        except StoreFault as fault:
-            _console().print(f"{address} does not answer: {fault}")
-            raise typer.Exit(EXIT_FAILED) from None
-        finally:
-            admin.close()
-    return blocks
 
 
 def _owner_lines(stats: Stats) -> list[str]:

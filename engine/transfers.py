@@ -23,6 +23,7 @@ from whalepod.kvstore.client import BlockToPut
 from whalepod.kvstore.metrics import WRITES_DROPPED
 from whalepod.kvstore.value_format import SnapshotValue
 
+from .left_handoffs import LeftHandoffs
 from .state_store import (
     Answer,
     HandoffWritten,
@@ -138,6 +139,7 @@ class Transfers:
         self._other_writes = _Queue(deque())
         self._seen_blocks: OrderedDict[BlockHash, None] = OrderedDict()
         self._handoffs: dict[Owner, _HandoffProgress] = {}
+        self._left = LeftHandoffs(clock)
         self._was_full = False
 
     # The loop's side.
@@ -255,11 +257,11 @@ class Transfers:
 
     def work_on_write(self, *, wait: bool) -> bool:
         with self._changed:
-            if wait:
-                self._changed.wait_for(lambda: self._has_writes() or self._closed)
+            while wait and not (self._has_writes() or self._closed):
+                self._changed.wait(self._left.remaining_s())
             if not self._has_writes() or self._closed:
                 return False
-            unlinks, self._unlinks = self._unlinks, deque()
+            unlinks, self._unlinks = [*self._unlinks, *self._left.take_due()], deque()
             queues = (self._handoff_writes, self._shared_writes, self._other_writes)
             batch = next((batch for queue in queues if (batch := queue.take_batch())), [])
             room_freed, self._was_full = self._was_full, False
@@ -267,7 +269,7 @@ class Transfers:
             self._deliver(RoomFreed())
         try:
             if unlinks:
-                self._store.unlink(list(unlinks), deadline=Deadline.after(self._write_timeout_s, self._clock))
+                self._store.unlink(unlinks, deadline=Deadline.after(self._write_timeout_s, self._clock))
             stored = self._store_batch(batch) if batch else 0
         except Exception:
             log.exception("a write failed: not stored")
@@ -278,7 +280,7 @@ class Transfers:
 
     def _has_writes(self) -> bool:
         queues = (self._handoff_writes, self._shared_writes, self._other_writes)
-        return bool(self._unlinks) or any(queue.writes for queue in queues)
+        return bool(self._unlinks) or self._left.due or any(queue.writes for queue in queues)
 
     def _queue_of(self, write: Write) -> _Queue:
         """Of a write that nobody waits for: by whether its block was offered before."""
@@ -303,6 +305,9 @@ class Transfers:
         if head.owner is not None and self._has_failed(head.owner):
             return 0
         if isinstance(head, SnapshotWrite):
+            if head.owner is not None:
+                with self._changed:
+                    self._left.note(head.key, head.deadline)
             return int(self._store.put_snapshot(head.key, head.value, ttl_s=head.life_s, deadline=deadline))
         blocks = [write.block for write in batch if isinstance(write, BlockWrite)]
         return self._store.put_blocks(blocks, deadline=deadline)

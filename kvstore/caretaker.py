@@ -1,7 +1,8 @@
 """Looks after the servers: counts, purges, quotas, and evicts leaf by leaf before a server must evict by itself.
 
 One process at a time holds a server's lock, so several may run. Nothing depends on it: without it, expiry and the
-server's own eviction go on. For one thread; every call may raise StoreFault.
+server's own eviction go on. The primaries of a Redis Cluster are found anew for every round. For one thread; every call
+may raise StoreFault.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ from .eviction import KEYS_A_MINUTE_MIN, KEYS_SHARE_A_MINUTE, bytes_by_owner, pl
 from .faults import FaultReason, StoreFault
 from .purge_watch import EPOCH_KEY
 from .server_check import parse_info
-from .settings import StoreAddress
+from .settings import RETENTION_S_MAX, StoreAddress
+from .store_servers import StoreServers
 from .survey import StoreAdmin, StoredBlock
 
 logger = logging.getLogger(__name__)
@@ -25,6 +27,9 @@ EVICT_HIGH = 0.85
 EVICT_LOW = 0.80
 LOCK_KEY = b"{whalepod:evictor}"
 LOCK_MS = 15_000
+HANDOFF_AGE_S_MAX = 3600.0
+"""Who leaves a hand-off, and who reads it, unlinks it within its request's time. One that is older lost both."""
+HANDOFF_SWEEP_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,21 +49,32 @@ class Stats:
 class Caretaker:
     """`quota_bytes`: what one owner may store on each server; None: no limit. `name` tells processes apart."""
 
-    def __init__(self, addresses: Sequence[StoreAddress], *, name: str, quota_bytes: int | None, clock: Clock) -> None:
-        self._admins = [StoreAdmin(address, clock=clock) for address in addresses]
+    def __init__(
+        self,
+        addresses: Sequence[StoreAddress],
+        *,
+        name: str,
+        quota_bytes: int | None,
+        clock: Clock,
+        cluster: bool = False,
+    ) -> None:
+        """`cluster`: the addresses are nodes of one Redis Cluster, and its primaries are looked after."""
+        self._servers = StoreServers(addresses, cluster=cluster, clock=clock)
         self._name = name.encode()
         self._quota_bytes = quota_bytes
         self._clock = clock
-        self._allowance = dict.fromkeys(addresses, float(KEYS_A_MINUTE_MIN))
-        self._allowed_at_s = dict.fromkeys(addresses, clock.monotonic_s())
+        self._allowance: dict[StoreAddress, float] = {}
+        self._allowed_at_s: dict[StoreAddress, float] = {}
+        self._swept_at_s: dict[StoreAddress, float] = {}
         self.removed = 0
         """Blocks removed by eviction and quotas so far."""
 
     def stats(self) -> Stats:
         """Reads every block's header once; later calls read only the new ones."""
-        blocks = [block for admin in self._admins for block in admin.blocks()]
-        infos = [parse_info(self._info(admin)) for admin in self._admins]
-        snapshots = [keys for admin in self._admins for kind in (b"t:*", b"h:*") for keys in admin.scan(kind)]
+        admins = self._servers.all()
+        blocks = [block for admin in admins for block in admin.blocks()]
+        infos = [parse_info(self._info(admin)) for admin in admins]
+        snapshots = [keys for admin in admins for kind in (b"t:*", b"h:*") for keys in admin.scan(kind)]
         return Stats(
             blocks=len(blocks),
             block_bytes=sum(block.value_bytes for block in blocks),
@@ -69,27 +85,40 @@ class Caretaker:
             owners=bytes_by_owner(blocks),
         )
 
+    def blocks(self) -> list[StoredBlock]:
+        """All of them, as their headers say."""
+        return [block for admin in self._servers.all() for block in admin.blocks()]
+
     def purge(self, doomed: Callable[[StoredBlock], bool]) -> int:
         """Remove blocks, and make every node cache forget what it has; returns how many there were."""
         removed = 0
-        for admin in self._admins:
+        for admin in self._servers.all():
             removed += admin.unlink(block.key for block in admin.blocks() if doomed(block))
             admin.ask([b"SET", EPOCH_KEY, b"%d" % self._clock.unix_ms()])
         return removed
 
     def tend(self, *, evict: bool) -> int:
-        """One round of quotas and, if asked, eviction; returns how many blocks were removed."""
-        removed = sum(self._tend(admin, evict=evict) for admin in self._admins)
+        """One round of quotas, old hand-offs and, if asked, eviction; returns how many blocks were removed. A server
+        that does not answer is left out, and said to be at the end."""
+        removed, fault = 0, None
+        admins = self._servers.all()
+        for admin in admins:
+            try:
+                removed += self._tend(admin, [other for other in admins if other is not admin], evict=evict)
+            except StoreFault as lost:
+                fault = lost
         self.removed += removed
+        if fault is not None:
+            raise fault
         return removed
 
     def close(self) -> None:
-        for admin in self._admins:
-            admin.close()
+        self._servers.close()
 
-    def _tend(self, admin: StoreAdmin, *, evict: bool) -> int:
+    def _tend(self, admin: StoreAdmin, others: Sequence[StoreAdmin], *, evict: bool) -> int:
         if not self._leads(admin):
             return 0
+        self._sweep_handoffs(admin)
         info = parse_info(self._info(admin))
         full = info.memory_bytes_max and info.memory_bytes_used > EVICT_HIGH * info.memory_bytes_max
         if self._quota_bytes is None and not (evict and full):
@@ -102,7 +131,13 @@ class Caretaker:
             excess = info.memory_bytes_used - int(EVICT_LOW * info.memory_bytes_max)
             excess -= sum(block.value_bytes for block in doomed)
             left = [block for block in blocks if block.key not in gone]
-            doomed += plan_eviction(left, bytes_to_free=excess, keys_max=keys_max - len(doomed))
+            doomed += plan_eviction(
+                left,
+                bytes_to_free=excess,
+                keys_max=keys_max - len(doomed),
+                # A run of 16 blocks is on one server, and the next of its chain may be on another.
+                parents_elsewhere={block.parent for other in others for block in other.blocks()},
+            )
         self._allowance[admin.address] -= len(doomed)
         return admin.unlink(block.key for block in doomed)
 
@@ -110,16 +145,32 @@ class Caretaker:
         """So many keys a minute, saved up for a minute at most."""
         now_s = self._clock.monotonic_s()
         rate = max(KEYS_A_MINUTE_MIN, keys * KEYS_SHARE_A_MINUTE) / 60
-        earned = rate * (now_s - self._allowed_at_s[address])
+        earned = rate * (now_s - self._allowed_at_s.get(address, now_s))
         self._allowed_at_s[address] = now_s
-        self._allowance[address] = min(60 * rate, self._allowance[address] + earned)
+        self._allowance[address] = min(60 * rate, self._allowance.get(address, float(KEYS_A_MINUTE_MIN)) + earned)
         return int(self._allowance[address])
+
+    def _sweep_handoffs(self, admin: StoreAdmin) -> None:
+        """Remove what nobody has read for so long that nobody will."""
+        now_s = self._clock.monotonic_s()
+        if now_s - self._swept_at_s.get(admin.address, float("-inf")) < HANDOFF_SWEEP_S:
+            return
+        self._swept_at_s[admin.address] = now_s
+        left_ms_min = 1000 * (RETENTION_S_MAX - HANDOFF_AGE_S_MAX)
+        for keys in admin.scan(b"h:*"):
+            lives = admin.ask(*([b"PTTL", key] for key in keys))
+            old = [
+                key for key, left in zip(keys, lives, strict=True) if isinstance(left, int) and 0 <= left < left_ms_min
+            ]
+            if admin.unlink(old):
+                logger.info("store %s: removed %d hand-offs that nobody has read", admin.address, len(old))
 
     def _leads(self, admin: StoreAdmin) -> bool:
         """Whether this process looks after the server now."""
-        taken, holder = admin.ask([b"SET", LOCK_KEY, self._name, b"NX", b"PX", b"%d" % LOCK_MS], [b"GET", LOCK_KEY])
+        lock = self._servers.own_key(LOCK_KEY, admin)
+        taken, holder = admin.ask([b"SET", lock, self._name, b"NX", b"PX", b"%d" % LOCK_MS], [b"GET", lock])
         if holder == self._name and taken is None:
-            admin.ask([b"PEXPIRE", LOCK_KEY, b"%d" % LOCK_MS])
+            admin.ask([b"PEXPIRE", lock, b"%d" % LOCK_MS])
         return holder == self._name
 
     def _info(self, admin: StoreAdmin) -> bytes:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import heapq
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Sequence, Set
 
 from .survey import StoredBlock
 
@@ -17,22 +17,29 @@ KEYS_A_MINUTE_MIN = 200
 """A small store would otherwise be tended one block at a time."""
 
 
-def plan_eviction(blocks: Sequence[StoredBlock], *, bytes_to_free: int, keys_max: int) -> list[StoredBlock]:
-    """Blocks to remove, in order: always a leaf of what is left, and of those the one that expires first."""
+def plan_eviction(
+    blocks: Sequence[StoredBlock], *, bytes_to_free: int, keys_max: int, parents_elsewhere: Set[bytes] = frozenset()
+) -> list[StoredBlock]:
+    """Blocks to remove, in order: always a leaf of what is left, and of those the one that expires first.
+
+    `parents_elsewhere`: blocks that go on on another server. They come after all that go on nowhere.
+    """
     present = {block.hash: block for block in blocks}
     children = Counter(block.parent for block in blocks)
-    leaves = [(block.left_ms, block.hash) for block in blocks if not children[block.hash]]
+    leaves = [
+        (block.hash in parents_elsewhere, block.left_ms, block.hash) for block in blocks if not children[block.hash]
+    ]
     heapq.heapify(leaves)
     chosen: list[StoredBlock] = []
     freed = 0
     while leaves and freed < bytes_to_free and len(chosen) < keys_max:
-        block = present[heapq.heappop(leaves)[1]]
+        block = present[heapq.heappop(leaves)[2]]
         chosen.append(block)
         freed += block.value_bytes
         children[block.parent] -= 1
         parent = present.get(block.parent)
         if parent is not None and not children[parent.hash]:
-            heapq.heappush(leaves, (parent.left_ms, parent.hash))
+            heapq.heappush(leaves, (parent.hash in parents_elsewhere, parent.left_ms, parent.hash))
     return chosen
 
 

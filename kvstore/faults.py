@@ -59,6 +59,8 @@ class Meaning(Enum):
     REFUSED = "refused"
     """Permanent for this process."""
     NO_SCRIPT = "no_script"
+    STRANGE = "strange"
+    """Under a name of ours lies something that we cannot have written."""
     BUG = "bug"
     """We should not have sent this."""
 
@@ -80,7 +82,7 @@ ERROR_MEANINGS: Mapping[str, Meaning] = {
     "NOPERM": Meaning.REFUSED,
     "NOSCRIPT": Meaning.NO_SCRIPT,
     "CROSSSLOT": Meaning.BUG,
-    "WRONGTYPE": Meaning.BUG,
+    "WRONGTYPE": Meaning.STRANGE,
     "ERR": Meaning.BUG,
 }
 

@@ -37,6 +37,8 @@ class Batch:
     items: Sequence[int]
     asking: bool = False
     elsewhere: dict[int, Redirection] = field(default_factory=dict[int, Redirection])
+    strange: list[int] = field(default_factory=list[int])
+    """Items whose key holds no string: nothing that we can have written."""
 
     def requests(self, commands: Mapping[int, Sequence[BytesLike]]) -> list[list[BytesLike]]:
         """The pieces of each item's command, in order."""
@@ -166,6 +168,8 @@ def _take_any(
     length = connection.read_value_length(deadline=deadline)
     if isinstance(length, ErrorReply):
         batch.judged(item, length)
+        if meaning_of(length) is Meaning.STRANGE:
+            batch.strange.append(item)
         return 0
     answered[item] = True
     return 0 if length is None else _take_value(connection, sinks[item], length, deadline)

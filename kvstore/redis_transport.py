@@ -42,6 +42,7 @@ class RedisTransport:
     def __init__(self, settings: StoreSettings, *, jitter: Random, clock: Clock, greet: Greeting | None = None) -> None:
         """`greet` is what a new connection says first."""
         self._clock = clock
+        self._strange_told = False
         self._topology = Topology(settings, jitter=jitter, clock=clock, greet=greet)
 
     @property
@@ -82,6 +83,7 @@ class RedisTransport:
         }
         renewal = _renewal(renewals)
         item_bytes = value_bytes // max(1, len(sinks))
+        strange: set[int] = set()
 
         def talk(connection: RespConnection, deadline: Deadline, batch: Batch) -> None:
             requests = batch.requests(commands)
@@ -90,13 +92,24 @@ class RedisTransport:
             flight = Flight(connection, requests, item_bytes=item_bytes, deadline=deadline)
             began_at_s = self._clock.monotonic_s()
             moved = read_values(connection, batch, sinks, answered, flight, deadline=deadline)
+            strange.update(batch.strange)
             self._topology.note_read(connection, moved, self._clock.monotonic_s() - began_at_s)
             if renew:
                 _settle(connection, renewal, deadline)
 
         keys = [sink.key for sink in sinks]
         self._ask(shard, Lane.DATA, keys, talk, deadline=deadline, value_bytes=value_bytes)
-        return all(answered)
+        if strange:
+            self._remove_strange(shard, [keys[item] for item in strange], deadline)
+        return all(answered[item] or item in strange for item in range(len(sinks)))
+
+    def _remove_strange(self, shard: Place, keys: Sequence[bytes], deadline: Deadline) -> None:
+        """Something that is no value lies where one belongs, and none could be stored there."""
+        metrics.VALUES_REFUSED.labels("type").inc(len(keys))
+        if not self._strange_told:
+            self._strange_told = True
+            logger.error("store %s: something that is no value lies under our names, and is removed", shard.name)
+        self.unlink(shard, keys, deadline=deadline)
 
     def write(
         self, shard: Place, values: Sequence[ValueToWrite], *, only_if_absent: bool, deadline: Deadline

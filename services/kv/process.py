@@ -48,6 +48,7 @@ async def run_kv_service(
         name=f"{mint_incarnation():016x}",
         quota_bytes=None if quota is None else quota << 20,
         clock=clock,
+        cluster=config.kv.cluster,
     )
     registry = connect_registry(config.redis_url_or_embedded)
     servicer = KvServicer(caretaker, registry=registry, evict=config.kv.evictor, clock=clock)

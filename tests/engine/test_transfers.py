@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
+from dataclasses import replace
 
 from tests.engine.memory_store import MemoryStore
 from whalepod.core.block_keys import BlockHash, BlockKey, block_keys
@@ -257,3 +258,13 @@ def test_blocks_met_before_are_not_pushed_out_by_one_another() -> None:
     third = _keys(3)[2].hash
     assert not world.transfers.has_room(BYTES, owner=None, block=third)
     assert not world.transfers.has_room(BYTES, owner=None, block=third)
+
+
+def test_a_hand_off_that_nobody_has_read_is_unlinked_when_its_requests_time_is_over() -> None:
+    world = _World()
+    world.transfers.write(replace(_snapshot(OWNER), deadline=Deadline.after(0.2)))
+    world.transfers.write(replace(_snapshot(None, b"t:turn"), deadline=Deadline.after(0.2)))
+    world.work()
+    assert set(world.store.snapshots) == {b"h:x", b"t:turn"}
+    assert world.transfers.work_on_write(wait=True), "it wakes up by itself"
+    assert set(world.store.snapshots) == {b"t:turn"}

@@ -9,13 +9,15 @@ import pytest
 from tests.kvstore.conftest import OpenClient, StartServer
 from tests.kvstore.redis_server import RedisServer
 from tests.kvstore.test_store_faults import fetch, until
-from tests.kvstore.values import LAYOUT, NAMESPACE, buffers, chain, soon, to_put
+from tests.kvstore.values import LAYOUT, NAMESPACE, buffers, chain, snapshot, soon, to_put
 from whalepod.core.block_keys import BlockKey
 from whalepod.core.clock import SYSTEM_CLOCK
-from whalepod.kvstore.caretaker import Caretaker, owned_by
+from whalepod.core.ids import RequestId
+from whalepod.kvstore.caretaker import HANDOFF_AGE_S_MAX, Caretaker, owned_by
 from whalepod.kvstore.client import KvClient
 from whalepod.kvstore.faults import StoreFault
-from whalepod.kvstore.store_keys import owner_tag
+from whalepod.kvstore.settings import RETENTION_S_MAX
+from whalepod.kvstore.store_keys import handoff_snapshot_key, owner_tag
 
 ONE, OTHER = owner_tag("one"), owner_tag("other")
 
@@ -121,4 +123,29 @@ def test_a_server_that_is_gone_is_said_to_be(start_server: StartServer) -> None:
         care.stats()
     server.start()
     assert care.stats().blocks == 0
+    care.close()
+
+
+def test_hand_offs_that_nobody_has_read_for_an_hour_are_removed(server: RedisServer, open_client: OpenClient) -> None:
+    client = open_client(server.address)
+    old, new = (handoff_snapshot_key(RequestId(bytes([number]) * 16), 1) for number in range(2))
+    for key in (old, new):
+        assert client.put_snapshot(key, snapshot(), ttl_s=RETENTION_S_MAX, deadline=soon())
+    server.call("PEXPIRE", old, round(1000 * (RETENTION_S_MAX - HANDOFF_AGE_S_MAX - 5)))
+    care = caretaker(server)
+    care.tend(evict=False)
+    assert (server.call("EXISTS", old), server.call("EXISTS", new)) == (0, 1)
+    care.close()
+
+
+def test_a_server_that_is_gone_does_not_keep_the_others_waiting(
+    start_server: StartServer, open_client: OpenClient
+) -> None:
+    gone, here = start_server(), start_server()
+    put(open_client(here.address), chain(12), ONE)
+    care = Caretaker([gone.address, here.address], name="test", quota_bytes=1, clock=SYSTEM_CLOCK)
+    gone.kill()
+    with pytest.raises(StoreFault):
+        care.tend(evict=False)
+    assert care.removed == 12
     care.close()

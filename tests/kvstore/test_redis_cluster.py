@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 
 from tests.kvstore.conftest import BINARIES, OpenClient
 from tests.kvstore.redis_cluster import RedisCluster, end_move, migrate, move_slot
+from tests.kvstore.redis_server import RedisServer
 from tests.kvstore.test_store_faults import LATE_S, fetch, seconds_of, until
-from tests.kvstore.values import chain, soon, to_put
+from tests.kvstore.values import LAYOUT, chain, soon, to_put
+from whalepod.core.clock import SYSTEM_CLOCK
+from whalepod.kvstore.caretaker import Caretaker
 from whalepod.kvstore.slot_map import slot_of
 from whalepod.kvstore.store_keys import block_store_key
+from whalepod.kvstore.value_format import HEADER_BYTES
 
 pytestmark = pytest.mark.slow
 
@@ -73,3 +78,37 @@ def test_a_dead_primary_costs_its_blocks_for_seconds_and_no_call_its_deadline(
 
     assert until(all_back, within_s=20)
     assert late == []
+
+
+def test_quotas_and_eviction_reach_every_primary_of_a_cluster(cluster: RedisCluster, open_client: OpenClient) -> None:
+    """One address is enough to find them, and the ends of prefixes go first although runs lie on different nodes."""
+    size = LAYOUT.payload_bytes + HEADER_BYTES
+    keys = chain(256)
+    client = open_client(cluster.primaries[0].address, cluster=True, missing_life_s=0.0)
+    assert until(
+        lambda: client.put_blocks([replace(block, owner=7) for block in to_put(keys)], deadline=soon()) == 256,
+        within_s=5,
+    )
+    care = Caretaker(
+        [cluster.primaries[1].address], name="test", quota_bytes=60 * size, clock=SYSTEM_CLOCK, cluster=True
+    )
+    before = [len(blocks_of(primary)) for primary in cluster.primaries]
+    assert care.stats().blocks == sum(before) == 256
+    assert care.tend(evict=False) == sum(max(0, blocks - 60) for blocks in before) > 0
+    assert care.tend(evict=False) == 0
+    assert care.purge(lambda block: block.owner == 7) == sum(min(60, blocks) for blocks in before)
+    assert client.put_blocks(to_put(keys), deadline=soon()) == 256
+    full = cluster.primaries[slot_of(block_store_key(keys[0])) * 3 // 16384]
+    used = full.call("INFO", "memory")["used_memory"]
+    full.call("CONFIG", "SET", "maxmemory", round(used / 0.9), "maxmemory-policy", "volatile-ttl")
+    removed = care.tend(evict=True)
+    assert removed > 0
+    assert fetch(client, keys) > 16, "a block with others behind it on another node goes last"
+    care.close()
+    rival = Caretaker([cluster.primaries[2].address], name="rival", quota_bytes=1, clock=SYSTEM_CLOCK, cluster=True)
+    assert rival.tend(evict=False) == 0, "another looks after every one of them"
+    rival.close()
+
+
+def blocks_of(primary: RedisServer) -> list[bytes]:
+    return [key for key in primary.call("KEYS", "b:*") if b"purge" not in key]

@@ -371,3 +371,23 @@ def test_a_corrupt_snapshot_is_a_miss_and_is_removed(server: RedisServer, open_c
     server.call("SETRANGE", HANDOFF, 1000, b"\xff\x00\xff")
     assert client.get_snapshot(HANDOFF, deadline=soon()) is None
     assert server.call("EXISTS", HANDOFF) == 0
+
+
+def test_something_else_under_a_blocks_name_is_a_miss_and_is_removed(
+    server: RedisServer, open_client: OpenClient, caplog: pytest.LogCaptureFixture
+) -> None:
+    client = open_client(server.address, missing_life_s=0.0)
+    keys = chain(20)
+    for _ in range(3):
+        client.put_blocks(to_put(keys), deadline=soon())
+        for key in (keys[4], keys[17]):
+            server.call("DEL", block_store_key(key))
+            server.call("RPUSH", block_store_key(key), "no value of ours")
+        assert fetch(client, keys) == 4
+        assert fetch(client, keys[5:17]) == 12
+        assert fetch(client, [keys[17]]) == 0
+    assert client.put_blocks(to_put(keys), deadline=soon()) == 20
+    assert fetch(client, keys) == 20
+    assert client.healthy
+    assert sum("under our names" in record.message for record in caplog.records) == 1
+    assert not any("WRONGTYPE" in record.message for record in caplog.records)
