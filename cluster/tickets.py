@@ -67,6 +67,7 @@ def engine_request_from_ticket(
         resumed_ids=unpack_ids(ticket.resumed_ids),
         owner=owner_tag(ticket.tenant),
         noise_key=noise_key_of_request(RequestId(ticket.request_id)),
+        priority=ticket.priority,
         branch=ticket.branch,
         branch_of=RequestId(ticket.branch_of) if ticket.branch_of else None,
     )

@@ -76,6 +76,8 @@ class EngineRequest:
     them. `exact`: as if nothing had happened. `fast`: they count as prompt (L grows), which is approximate."""
     noise_key: int | None = None
     """64-bit key of the sampling noise if `sampling.seed` is None (`runtime.md` §4.4)."""
+    priority: int = 0
+    """Smaller goes first: it is admitted before requests that came earlier, and preempted after them."""
     branch: int = 0
     """Which of the choices of one prompt (`n`) this is: each has noise of its own."""
     branch_of: RequestId | None = None

@@ -144,15 +144,17 @@ class LLM:
         prompts: Prompt | Sequence[Prompt],
         params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
+        priority: Sequence[int] | None = None,
         use_tqdm: bool = False,
     ) -> list[RequestOutput]:
         """One output a prompt, in order. A prompt that fails does not lose the others.
 
         A text becomes the begin-of-sequence token and its tokens, none of which is special; a list of ids is taken as
-        it is. `params`: for all prompts, or one for each. `use_tqdm`: show on stderr how many have ended. Raises
-        ValueError if their numbers differ.
+        it is. `params`: for all prompts, or one for each. `priority`: one for each, smaller goes first. `use_tqdm`:
+        show on stderr how many have ended. Raises ValueError if their numbers differ.
         """
-        return self._answer([self._ids(prompt) for prompt in _listed(prompts)], params, use_tqdm=use_tqdm)
+        listed = [self._ids(prompt) for prompt in _listed(prompts)]
+        return self._answer(listed, params, priority=priority, use_tqdm=use_tqdm)
 
     def chat(
         self,
@@ -188,12 +190,16 @@ class LLM:
         listed: Sequence[tuple[int, ...]],
         params: SamplingParams | Sequence[SamplingParams] | None,
         *,
+        priority: Sequence[int] | None = None,
         use_tqdm: bool,
     ) -> list[RequestOutput]:
         each = [params or SamplingParams()] * len(listed) if not isinstance(params, Sequence) else list(params)
         if len(each) != len(listed):
             raise ValueError(f"{len(listed)} prompts, but {len(each)} sampling parameters")
-        asked = [self._ask(prompt, sampling) for prompt, sampling in zip(listed, each, strict=True)]
+        turns = [0] * len(listed) if priority is None else priority
+        if len(turns) != len(listed):
+            raise ValueError(f"{len(listed)} prompts, but {len(turns)} priorities")
+        asked = [self._ask(*one) for one in zip(listed, each, turns, strict=True)]
         choices = {choice.request_id: (choice, one) for one in asked for choice in one.choices}
         with _bar(shown=use_tqdm) as bar:
             refused = sum(choice.ended for choice, _ in choices.values())
@@ -222,7 +228,7 @@ class LLM:
         """End the processes beside it that compile grammars. Nothing can be generated any more."""
         self._engine.close()
 
-    def _ask(self, prompt: tuple[int, ...], sampling: SamplingParams) -> _Asked:
+    def _ask(self, prompt: tuple[int, ...], sampling: SamplingParams, priority: int) -> _Asked:
         """Submit a request for each choice of a prompt. What is refused has ended."""
         choices = [self._new_choice(sampling) for _ in range(sampling.n)]
         request = EngineRequest(
@@ -232,6 +238,7 @@ class LLM:
             sampling=replace(sampling, n=1, stop=()),
             fidelity=self._fidelity,
             deadline=Deadline(math.inf),
+            priority=priority,
         )
         try:
             self._engine.checks.check(request)

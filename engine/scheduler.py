@@ -5,8 +5,8 @@ no tensor.
        ▲                        │
        └──────preempt───────────┘
 
-First come, first served: the first request that does not fit ends admission, and nobody is preempted for one that
-came later.
+By turn: smaller priorities first, and among equals first come, first served. The first request that does not fit ends
+admission, and nobody is preempted for one whose turn is later.
 """
 
 from __future__ import annotations
@@ -73,9 +73,9 @@ class PlannedRows(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class StepPlan:
     preempt: tuple[Sequence, ...]
-    """These give up everything first, latest arrival first."""
+    """These give up everything first, latest turn first."""
     rows: tuple[PlannedRows, ...]
-    """Decode rows, then chunks, each in order of arrival."""
+    """Decode rows, then chunks, each by turn."""
 
     @property
     def work(self) -> StepWork:
@@ -93,7 +93,7 @@ def plan_admission(
     blocks_wanted: Callable[[Sequence], int],
     anyone_holds: bool,
 ) -> Sequence | None:
-    """The waiting sequence that gets a slot and blocks now, if any: the first in order of arrival, if it fits.
+    """The waiting sequence that gets a slot and blocks now, if any: the first by turn, if it fits.
 
     The watermark stays free for those that run, so that admission does not cause the next preemption; who runs alone
     may take everything.
@@ -113,10 +113,10 @@ def plan_step(
     stops: Callable[[Sequence], Ordered[int]],
     limits: StepLimits,
 ) -> StepPlan:
-    """One step of the sequences that hold a slot, in order of arrival.
+    """One step of the sequences that hold a slot, by turn.
 
     Every decoding sequence gets its row, and drafts behind it while there are blocks. Where a block for a row is
-    missing the latest arrival is preempted, perhaps the one that asks. Then chunks, under a budget. `blocks_released`
+    missing the latest turn is preempted, perhaps the one that asks. Then chunks, under a budget. `blocks_released`
     says how many blocks a sequence's leaving would free, `stops` where its chunks must end, ascending.
     """
     preempted: list[Sequence] = []
@@ -171,7 +171,7 @@ def _blocks_missing(sequence: Sequence, drafts: int, limits: StepLimits) -> int:
 
 
 def _latest(holding: Ordered[Sequence], preempted: list[Sequence]) -> Sequence:
-    """The latest arrival that still holds blocks. A finished prompt that waits for its hand-off is about to leave
+    """The latest turn that still holds blocks. A finished prompt that waits for its hand-off is about to leave
     anyway."""
     return next(
         sequence
@@ -198,16 +198,16 @@ class Scheduler:
 
     @property
     def waiting(self) -> Ordered[Sequence]:
-        """Holding nothing, in order of arrival; those that await a hand-off or their grammar too."""
+        """Holding nothing, by turn; those that await a hand-off or their grammar too."""
         return self._waiting
 
     @property
     def holding(self) -> Ordered[Sequence]:
-        """Holding a slot, in order of arrival."""
+        """Holding a slot, by turn."""
         return self._holding
 
     def add(self, sequence: Sequence) -> None:
-        bisect.insort(self._waiting, sequence, key=_arrival)
+        bisect.insort(self._waiting, sequence, key=_turn)
 
     def plan_admission(self, reusable: Callable[[Sequence], Ordered[int]]) -> Sequence | None:
         """Who is admitted next. `reusable` finds the blocks that a sequence would share."""
@@ -223,7 +223,7 @@ class Scheduler:
     def apply_admission(self, sequence: Sequence, shared: Ordered[int]) -> None:
         """Give it a slot, the blocks it shares, and fresh ones for all rows that are to be computed."""
         self._waiting.remove(sequence)
-        bisect.insort(self._holding, sequence, key=_arrival)
+        bisect.insort(self._holding, sequence, key=_turn)
         sequence.slot = self.slots.acquire()
         self.blocks.retain(shared)
         fresh = self.blocks.allocate(self._blocks_of(sequence.rows_end) - len(shared))
@@ -308,5 +308,5 @@ class Scheduler:
         return -(-rows // self._limits.block_tokens)
 
 
-def _arrival(sequence: Sequence) -> int:
-    return sequence.arrival
+def _turn(sequence: Sequence) -> tuple[int, int]:
+    return sequence.turn

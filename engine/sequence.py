@@ -51,7 +51,7 @@ class Sequence:
 
     request: EngineRequest
     arrival: int
-    """Order of acceptance. Earlier ones come first everywhere."""
+    """Order of acceptance."""
     prompt_tokens: int
     rows_end: int
     """Rows that are to be computed before the next token, or the hand-off, is due."""
@@ -127,6 +127,11 @@ class Sequence:
         """Names this holding of a slot. The sequence must hold one."""
         assert self.slot is not None
         return Owner(self.request.request_id, self.request.attempt, self.slot.generation)
+
+    @property
+    def turn(self) -> tuple[int, int]:
+        """Smaller ones come first everywhere: by priority, then by arrival."""
+        return self.request.priority, self.arrival
 
     @property
     def admissible(self) -> bool:

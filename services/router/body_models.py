@@ -96,7 +96,7 @@ class ServingBody(BaseModel):
     return_token_ids: bool = False
     cache_salt: str | None = None
     fidelity: Literal["fast", "exact"] | None = None
-    priority: int = 0
+    priority: int = Field(default=0, ge=-(2**31), lt=2**31)
 
     def fidelity_or(self, default: Fidelity) -> Fidelity:
         return Fidelity(self.fidelity) if self.fidelity is not None else default

@@ -57,6 +57,7 @@ class ChatRequest:
     sampling: SamplingBody
     choices: int
     fidelity: Fidelity
+    priority: int
     cache_salt: str | None
     stream: bool
     return_token_ids: bool
@@ -85,6 +86,7 @@ def parse_chat(body: Mapping[str, Any], front: FrontDoor, *, body_chars: int, pr
         sampling=parse_body(SamplingBody, body),
         choices=serving.n,
         fidelity=serving.fidelity_or(front.model.fidelity_default),
+        priority=serving.priority,
         cache_salt=serving.cache_salt,
         stream=serving.stream,
         return_token_ids=serving.return_token_ids,
@@ -121,6 +123,7 @@ async def open_chat(
             prompt.prompt_ids,
             sampling,
             fidelity=request.fidelity,
+            priority=request.priority,
             cache_salt=request.cache_salt,
             choices=request.choices,
             field=request.protocol.conversation_field,

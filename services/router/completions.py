@@ -36,6 +36,7 @@ class CompletionRequest:
     max_tokens: int
     text: TextOptions
     fidelity: Fidelity
+    priority: int
     cache_salt: str | None
     user: str | None
     echo: bool
@@ -94,6 +95,7 @@ def parse_completion(body: Mapping[str, Any], front: FrontDoor) -> CompletionReq
         max_tokens=fields.max_tokens,
         text=TextOptions(fields.stop_strings, fields.include_stop_str_in_output, fields.skip_special_tokens),
         fidelity=serving.fidelity_or(front.model.fidelity_default),
+        priority=serving.priority,
         cache_salt=serving.cache_salt,
         user=parse_body(UserBody, body).user,
         echo=fields.echo,
@@ -143,6 +145,7 @@ async def _choices_of(
         prompt.ids,
         request.sampling,
         fidelity=request.fidelity,
+        priority=request.priority,
         cache_salt=request.cache_salt,
         choices=request.choices_each,
     )

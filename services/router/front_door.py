@@ -142,6 +142,7 @@ class FrontDoor:
         sampling: SamplingParams,
         *,
         fidelity: Fidelity,
+        priority: int = 0,
         cache_salt: str | None = None,
         choices: int = 1,
         field: str = "prompt",
@@ -168,6 +169,7 @@ class FrontDoor:
             block_hashes=hashes,
             sampling=sampling,
             fidelity=fidelity,
+            priority=priority,
             deadline=caller.deadline,
             # The last token is always computed, so it is never a hit.
             stored_tokens=min(stored_blocks * self.model.block_tokens, len(prompt_ids) - 1),

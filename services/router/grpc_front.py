@@ -136,7 +136,14 @@ class RouterServicer(router_pb2_grpc.RouterServiceServicer):
         fidelity = front.model.fidelity_default
         if request.fidelity != common_pb2.FIDELITY_UNSPECIFIED:
             fidelity = fidelity_from_proto(request.fidelity)
-        (job,) = await front.jobs(caller, ids, sampling, fidelity=fidelity, cache_salt=request.cache_salt or None)
+        (job,) = await front.jobs(
+            caller,
+            ids,
+            sampling,
+            fidelity=fidelity,
+            priority=request.priority,
+            cache_salt=request.cache_salt or None,
+        )
         return job
 
     async def _chat_request(self, body_json: str) -> tuple[ChatRequest, ResponseHead]:

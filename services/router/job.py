@@ -40,6 +40,8 @@ class Job:
     traceparent: str = ""
     session: tuple[str, str] | None = None
     """Tenant and the client's name for the conversation."""
+    priority: int = 0
+    """Smaller goes first."""
     branch: int = 0
     """Which choice of `n` it is."""
     branch_of: RequestId | None = None
@@ -104,6 +106,7 @@ def sign_job(
         expires_unix_ms=deadline_unix_ms,
         stored_tokens_hint=job.stored_tokens,
         traceparent=job.traceparent,
+        priority=job.priority,
         branch=job.branch,
         branch_of=job.branch_of,
     )

@@ -7,6 +7,7 @@ import sys
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,6 +15,7 @@ from tests.engine.engine_world import CHECKPOINT, GREEDY, SEEDED, oracle, prompt
 from whalepod import LLM, SamplingParams
 from whalepod.core.errors import ConfigError, ContextLengthError, InvalidFieldError, RequestError
 from whalepod.engine.interface import FinishReason
+from whalepod.engine.llm_outputs import Choice
 from whalepod.model.tiny_checkpoint import write_tiny_checkpoint
 
 
@@ -85,18 +87,19 @@ def test_b9_odd_lengths_and_empty_prompts_harm_no_other_prompt(max_tokens: int |
         with pytest.raises(InvalidFieldError, match="max_tokens must be at least 1"):
             SamplingParams(max_tokens=max_tokens)
         return
-    empty, nothing, good = _llm().generate(["", [], prompt_of(120)], replace(GREEDY, max_tokens=max_tokens))
-    assert empty.error is None, "a text begins with the begin-of-sequence token"
+    nothing, good = _llm().generate([[], prompt_of(125)], replace(GREEDY, max_tokens=max_tokens))
     assert isinstance(nothing.error, InvalidFieldError)
-    assert len(good.output.tokens) == 8, "the context has no room for more"
+    assert len(good.output.tokens) == 3, "the context has no room for more"
+    (empty,) = _llm().generate("", replace(GREEDY, max_tokens=1))
+    assert len(empty.output.tokens) == 1, "a text begins with the begin-of-sequence token"
 
 
 @pytest.mark.parametrize("n", [1, 2])
 def test_e14_log_probabilities_are_those_of_one_alone_up_to_the_end_of_the_context(n: int) -> None:
     asked = replace(SEEDED, n=n, max_tokens=None, logprobs=3)
-    many = _llm().generate([prompt_of(tokens) for tokens in (120, 126, 127)], asked)
-    assert [len(output.tokens) for one in many for output in one.outputs] == [8] * n + [2] * n + [1] * n
-    for tokens, together in zip((120, 126, 127), many, strict=True):
+    many = _llm().generate([prompt_of(tokens) for tokens in (125, 127)], asked)
+    assert [len(output.tokens) for one in many for output in one.outputs] == [3] * n + [1] * n
+    for tokens, together in zip((125, 127), many, strict=True):
         (alone,) = _llm().generate([prompt_of(tokens)], asked)
         assert together.outputs == alone.outputs
         for token in together.output.tokens:
@@ -111,6 +114,25 @@ def test_e15_a_seed_is_kept_and_no_neighbours_seed_matters() -> None:
     other = _llm().generate([prompt_of(29)] * 3, [seeds[0], replace(SEEDED, seed=-1), seeds[2]])
     assert [one.output for one in (first[0], first[2])] == [one.output for one in (other[0], other[2])]
     assert len({one.output.token_ids for one in first}) == 3
+
+
+def test_a_smaller_priority_goes_first_and_changes_no_answer() -> None:
+    llm, ended = LLM(CHECKPOINT, context_tokens_max=64, slots=1), list[int]()
+    prompts = [prompt_of(17), prompt_of(20), prompt_of(29)]
+    plain = llm.generate(prompts, GREEDY)
+    end = Choice.end
+
+    def noted(self: Choice, *arguments: Any, **names: Any) -> None:
+        ended.append(len(self.tokens) and self.tokens[0].id)
+        end(self, *arguments, **names)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Choice, "end", noted)
+        outputs = llm.generate(prompts, GREEDY, priority=[1, 1, -1])
+    assert [one.output for one in outputs] == [one.output for one in plain]
+    assert ended == [plain[index].output.token_ids[0] for index in (2, 0, 1)]
+    with pytest.raises(ValueError, match="3 prompts, but 1 priorities"):
+        llm.generate(prompts, GREEDY, priority=[1])
 
 
 def test_a_text_starts_with_the_begin_token_and_a_single_prompt_is_a_list_of_one() -> None:

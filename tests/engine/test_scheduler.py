@@ -20,11 +20,19 @@ from whalepod.engine.sequence import Sequence
 LIMITS = StepLimits(chunk_tokens=32, chunk_tokens_beside_decode=8, group_tokens=2, block_tokens=16)
 
 
-def _sequence(arrival: int, *, prompt: int = 40, output: int = 0, computed: int = 0, blocks: int = 0) -> Sequence:
+def _sequence(
+    arrival: int, *, prompt: int = 40, output: int = 0, computed: int = 0, blocks: int = 0, priority: int = 0
+) -> Sequence:
     """Waiting if it has no blocks; else decoding if it has output, prefilling if not."""
     params, tokens = SamplingParams(), list(prompt_of(prompt + output))
     request = EngineRequest(
-        RequestId(bytes([arrival]) * 16), 1, tokens[:prompt], params, Fidelity.FAST, Deadline.after(100)
+        RequestId(bytes([arrival]) * 16),
+        1,
+        tokens[:prompt],
+        params,
+        Fidelity.FAST,
+        Deadline.after(100),
+        priority=priority,
     )
     sequence = Sequence(
         request=request,
@@ -195,6 +203,27 @@ def test_a_preempted_sequence_waits_in_its_old_place_and_holds_nothing() -> None
     assert (second.slot, second.blocks, second.phase) == (None, (), Phase.WAITING)
     scheduler.apply_admission(second, ())
     assert second.owner.generation != generation
+
+
+def test_a_smaller_priority_is_admitted_first_and_preempted_last() -> None:
+    scheduler = _scheduler(blocks=8)
+    for arrival, priority in ((1, 0), (2, -1), (3, 5), (4, 0)):
+        scheduler.add(_sequence(arrival, prompt=32, output=1, computed=32, priority=priority))
+    assert [sequence.arrival for sequence in scheduler.waiting] == [2, 1, 4, 3]
+    for wanted in (2, 1):
+        admitted = scheduler.plan_admission(lambda _: ())
+        assert admitted is not None
+        assert admitted.arrival == wanted
+        scheduler.apply_admission(admitted, ())
+        admitted.advance(Phase.DECODING)
+    assert [sequence.arrival for sequence in scheduler.holding] == [2, 1]
+    assert _shape(_plan(*scheduler.holding, blocks_free=0)) == ([], [(2, 1, 0), (1, 1, 0)])
+    for sequence in scheduler.holding:
+        sequence.blocks = sequence.blocks[:2]
+    preempted, _ = _shape(_plan(*scheduler.holding, blocks_free=0))
+    assert preempted == [1]
+    scheduler.apply_preemption(scheduler.holding[1])
+    assert [sequence.arrival for sequence in scheduler.waiting] == [1, 4, 3]
 
 
 def test_removing_a_sequence_anywhere_gives_everything_back() -> None:

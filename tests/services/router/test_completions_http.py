@@ -227,13 +227,14 @@ async def test_sampling_reaches_the_rank_as_it_was_asked(router: RouterUnderTest
         "frequency_penalty": -0.5,
         "repetition_penalty": 1.25,
     }
-    await router.complete(**asked, logit_bias={"7": -100, "8": 1.5}, fidelity="exact")
+    await router.complete(**asked, logit_bias={"7": -100, "8": 1.5}, fidelity="exact", priority=-3)
     (work,) = decode.seen.starts
     for name, value in asked.items():
         got = getattr(work.sampling, name)
         assert (list(got) if name == "stop_token_ids" else got) == value
     assert dict(work.sampling.logit_bias) == {7: -100.0, 8: 1.5}
     assert work.fidelity.value == "exact"
+    assert work.priority == -3
 
 
 async def test_tickets_carry_hashes_that_depend_on_the_salt_alone(router: RouterUnderTest, decode: FakeDecode) -> None:
