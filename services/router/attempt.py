@@ -26,12 +26,12 @@ from whalepod.core.errors import (
     WorkerLostError,
 )
 from whalepod.core.ids import RankId
-from whalepod.engine.interface import FinishedEvent, FinishReason, TokensEvent
+from whalepod.engine.interface import FinishedEvent, FinishReason, PromptTokensEvent, TokensEvent
 from whalepod.rpc.common.v1 import common_pb2
 from whalepod.rpc.prefill.v1 import prefill_pb2
 
 from .decode_stream import DecodeStream, Inbox
-from .job import Burst, Ending, Job, Progress, Route
+from .job import Burst, Ending, Job, Progress, Route, Scores
 from .prefill_client import PrefillClient
 from .prompt_work import PromptWork
 from .rank_table import Claim
@@ -128,6 +128,8 @@ class Attempt:
                 self._legs.work.note_token()
                 self._legs.decode_claim.finish_prefill()
                 return [Burst(item.tokens, self._cached_tokens, self._route)]
+            case PromptTokensEvent():
+                return [Scores(item.start, item.tokens, self._cached_tokens, self._route)]
             case FinishedEvent():
                 return [self._ending_or_raise(item)]
             case PrefillDone():

@@ -59,6 +59,7 @@ class SamplingBody(BaseModel):
         seed: int | None,
         logprobs: int | None,
         max_tokens: int,
+        prompt_logprobs: int | None = None,
     ) -> SamplingParams:
         """Raises InvalidFieldError, naming the field, on a bad value or an id outside the vocabulary."""
         if temperature > TEMPERATURE_MAX:
@@ -77,6 +78,7 @@ class SamplingBody(BaseModel):
             stop_token_ids=tuple(self.stop_token_ids),
             seed=seed,
             logprobs=logprobs,
+            prompt_logprobs=prompt_logprobs,
             presence_penalty=self.presence_penalty,
             frequency_penalty=self.frequency_penalty,
             repetition_penalty=self.repetition_penalty,
@@ -110,6 +112,14 @@ class UserBody(BaseModel):
     user: str | None = Field(default=None, max_length=USER_CHARS_MAX)
 
 
+class PromptScoresBody(BaseModel):
+    """For conversations: vLLM's way to have the prompt scored."""
+
+    model_config = _STRICT
+
+    prompt_logprobs: int | None = Field(default=None, ge=0, le=20)
+
+
 class SeedBody(BaseModel):
     """For the protocols that have no seed of their own."""
 
@@ -130,6 +140,7 @@ class CompletionBody(BaseModel):
     seed: int | None = None
     stop: StopString | Annotated[list[StopString], Field(max_length=STOP_STRINGS_MAX)] = []
     logprobs: int | None = Field(default=None, ge=0, le=20)
+    prompt_logprobs: int | None = Field(default=None, ge=0, le=20)
     echo: bool = False
     include_stop_str_in_output: bool = False
     skip_special_tokens: bool = True

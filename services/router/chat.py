@@ -13,14 +13,14 @@ from whalepod.model.prompt import ChatPrompt
 from whalepod.model.protocols import CHAT, MESSAGES, RESPONSES, Protocol
 
 from .answer_format import AnswerFormat, chat_format
-from .body_models import SamplingBody, SeedBody, ServingBody, UserBody, parse_body, refuse_fields
+from .body_models import PromptScoresBody, SamplingBody, SeedBody, ServingBody, UserBody, parse_body, refuse_fields
 from .chat_choice import ChatDelta, ChatEnd, stream_chat
 from .front_door import Caller, FrontDoor
 from .merging import merge
+from .prompt_scores import ScoreBook, after_scores
 
 _REFUSED: Mapping[str, str] = {
     "include_stop_str_in_output": "the answer of a conversation ends before a stop string",
-    "prompt_logprobs": "log-probabilities of prompts are not computed yet",
     "use_beam_search": "tokens are sampled",
 }
 _KEEPS_NOTHING = "this server keeps no conversations; send the earlier turns again, their prefix is cached"
@@ -63,6 +63,7 @@ class ChatRequest:
     return_token_ids: bool
     protocol: Protocol = CHAT
     user: str | None = None
+    prompt_logprobs: int | None = None
     seed: int | None = None
     """Where the prompt layer reads none."""
 
@@ -71,6 +72,8 @@ class ChatRequest:
 class OpenChat:
     prompt: ChatPrompt
     events: AsyncGenerator[tuple[int, ChatDelta | ChatEnd], None]
+    book: ScoreBook
+    """The prompt's scores, if it is scored."""
 
 
 def parse_chat(body: Mapping[str, Any], front: FrontDoor, *, body_chars: int, protocol: Protocol = CHAT) -> ChatRequest:
@@ -91,9 +94,20 @@ def parse_chat(body: Mapping[str, Any], front: FrontDoor, *, body_chars: int, pr
         stream=serving.stream,
         return_token_ids=serving.return_token_ids,
         protocol=protocol,
+        prompt_logprobs=_prompt_logprobs(body, stream=serving.stream, protocol=protocol),
         user=parse_body(UserBody, {"user": protocol.user(body)}).user,
         seed=None if protocol is CHAT else parse_body(SeedBody, body).seed,
     )
+
+
+def _prompt_logprobs(body: Mapping[str, Any], *, stream: bool, protocol: Protocol) -> int | None:
+    """Raises InvalidFieldError where no answer has a place for them."""
+    wanted = parse_body(PromptScoresBody, body).prompt_logprobs
+    if wanted is not None and (stream or protocol is not CHAT):
+        raise InvalidFieldError(
+            "prompt_logprobs", "prompt_logprobs are for whole chat completions: they are not streamed"
+        )
+    return wanted
 
 
 @asynccontextmanager
@@ -113,6 +127,7 @@ async def open_chat(
             top_p=prompt.top_p,
             seed=request.seed if prompt.seed is None else prompt.seed,
             logprobs=prompt.logprobs,
+            prompt_logprobs=request.prompt_logprobs,
             max_tokens=prompt.max_tokens,
         )
         if answer_format is not None:
@@ -129,8 +144,10 @@ async def open_chat(
             field=request.protocol.conversation_field,
         )
         streams = [stream_chat(front, job, caller, prompt, response_id=response_id) for job in jobs]
-        async with aclosing(merge(streams)) as events:
-            yield OpenChat(prompt, events)
+        book = ScoreBook(len(prompt.prompt_ids) if request.prompt_logprobs is not None else 0)
+        merged = after_scores(merge(streams), [book], choices_each=request.choices)
+        async with aclosing(merged) as events:
+            yield OpenChat(prompt, events, book)
 
 
 async def chat_prompt(front: FrontDoor, request: ChatRequest) -> ChatPrompt:

@@ -17,8 +17,8 @@ from whalepod.engine.interface import FinishReason, SampledToken
 from whalepod.model.prompt import ChatPrompt
 
 from .front_door import Caller, FrontDoor
-from .job import Burst, Ending, Job, Progress, Route
-from .text_choice import silent_enders
+from .job import Burst, Ending, Job, Progress, Route, Scores
+from .text_choice import TextScores, silent_enders
 
 Chunk = recipe.ChatCompletionChunk | recipe.ResponsesStreamEvent | recipe.MessagesStreamEvent
 """What the parser makes of a burst: the chunks or events of the protocol that the request came in."""
@@ -48,8 +48,11 @@ class ChatEnd:
 
 async def stream_chat(
     front: FrontDoor, job: Job, caller: Caller, prompt: ChatPrompt, *, response_id: str
-) -> AsyncGenerator[ChatDelta | ChatEnd, None]:
-    """Deltas, then one end. A stop string stops the ranks at once. Raises what `Dispatcher.generate` raises."""
+) -> AsyncGenerator[ChatDelta | TextScores | ChatEnd, None]:
+    """Scores of the prompt if they were asked for, deltas, one end. A stop string stops the ranks at once.
+
+    Raises what `Dispatcher.generate` raises.
+    """
     language = front.language
     answer = _Answer(
         job,
@@ -63,6 +66,9 @@ async def stream_chat(
     try:
         async with aclosing(front.run(job, caller)) as progress:
             async for item in progress:
+                if isinstance(item, Scores):
+                    yield TextScores(item.start, item.tokens)
+                    continue
                 if isinstance(item, Ending):
                     break
                 delta = answer.push(item)

@@ -43,6 +43,8 @@ async def chat_answer(
             for choice, ids in zip(choices, tokens, strict=True):
                 choice["token_ids"] = ids
         answer = wholes[0] | {"choices": choices, "usage": usage.to_json()}
+        if request.prompt_logprobs is not None:
+            answer["prompt_logprobs"] = opened.book.to_json(opened.prompt.prompt_ids, front.language)
         if request.return_token_ids:
             answer["prompt_token_ids"] = list(opened.prompt.prompt_ids)
         return answer

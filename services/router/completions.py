@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from whalepod.core.errors import InvalidFieldError
@@ -15,12 +15,12 @@ from .answer_format import AnswerFormat, only_one, response_format, vllm_format
 from .body_models import CHOICES_MAX, CompletionBody, SamplingBody, ServingBody, UserBody, parse_body, refuse_fields
 from .front_door import Caller, FrontDoor
 from .merging import merge
+from .prompt_scores import ScoreBook, after_scores
 from .prompts import Prompt, TextPrompt, parse_prompts
-from .text_choice import TextDelta, TextEnd, TextOptions, stream_text
+from .text_choice import TextDelta, TextEnd, TextEvent, TextOptions, TextScores, stream_text
 
 REFUSED: Mapping[str, str] = {
     "suffix": "this model completes text at its end only",
-    "prompt_logprobs": "log-probabilities of prompts are not computed yet",
     "use_beam_search": "tokens are sampled",
 }
 
@@ -43,6 +43,8 @@ class CompletionRequest:
     stream: bool
     include_usage: bool
     return_token_ids: bool
+    prompt_logprobs: bool
+    """Whether the prompt's log-probabilities are told apart, as vLLM does."""
 
     @property
     def choices(self) -> int:
@@ -51,10 +53,11 @@ class CompletionRequest:
 
 @dataclass(frozen=True, slots=True)
 class PreparedPrompt:
-    """`echo` is the prompt's text if the answer is to begin with it."""
+    """`echo` is the prompt's text if the answer is to begin with it; `book` holds its scores if it is scored."""
 
     ids: Sequence[int]
     echo: str
+    book: ScoreBook
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,8 +75,8 @@ def parse_completion(body: Mapping[str, Any], front: FrontDoor) -> CompletionReq
     refuse_fields(body, REFUSED)
     if body.get("best_of") not in (None, serving.n):
         raise InvalidFieldError("best_of", "best_of is not supported: every choice that is generated is returned")
-    if fields.echo and fields.logprobs is not None:
-        raise InvalidFieldError("logprobs", "logprobs with echo is not supported: see prompt_logprobs")
+    if fields.prompt_logprobs is not None and serving.stream:
+        raise InvalidFieldError("prompt_logprobs", "prompt_logprobs are not streamed: ask for echo with logprobs")
     vocab_size = front.language.vocab_size
     prompts = parse_prompts(fields.prompt, vocab_size=vocab_size)
     if len(prompts) * serving.n > CHOICES_MAX:
@@ -84,6 +87,7 @@ def parse_completion(body: Mapping[str, Any], front: FrontDoor) -> CompletionReq
         top_p=fields.top_p,
         seed=fields.seed,
         logprobs=fields.logprobs,
+        prompt_logprobs=scores_wanted(fields.prompt_logprobs, fields.logprobs if fields.echo else None),
         max_tokens=max(1, fields.max_tokens),
     )
     answer_format = only_one(response_format(body), vllm_format(body))
@@ -102,7 +106,13 @@ def parse_completion(body: Mapping[str, Any], front: FrontDoor) -> CompletionReq
         stream=serving.stream,
         include_usage=serving.stream_options.include_usage,
         return_token_ids=serving.return_token_ids,
+        prompt_logprobs=fields.prompt_logprobs is not None,
     )
+
+
+def scores_wanted(*asked: int | None) -> int | None:
+    """How many of the best tokens to score beside each of the prompt's; None: the prompt is not scored."""
+    return max((count for count in asked if count is not None), default=None)
 
 
 @asynccontextmanager
@@ -117,10 +127,12 @@ async def open_completion(
         if request.answer_format is not None:
             await front.language.check_format(request.answer_format, deadline=caller.deadline)
         prompts = [await _prepare(front, request, prompt) for prompt in request.prompts]
-        streams: list[AsyncGenerator[TextDelta | TextEnd, None]] = []
+        streams: list[AsyncGenerator[TextEvent, None]] = []
         for prompt in prompts:
             streams += await _choices_of(front, request, prompt, caller)
-        async with aclosing(merge(streams)) as events:
+        books = [prompt.book for prompt in prompts]
+        merged = after_scores(merge(streams), books, choices_each=request.choices_each)
+        async with aclosing(merged) as events:
             yield OpenCompletion(prompts, events)
 
 
@@ -131,13 +143,14 @@ async def _prepare(front: FrontDoor, request: CompletionRequest, prompt: Prompt)
     if request.echo:
         is_text = isinstance(prompt, TextPrompt)
         echo = prompt.text if is_text else await front.language.text_of(ids, skip_special_tokens=True)
-    return PreparedPrompt(ids, echo)
+    scored = request.sampling.prompt_logprobs is not None
+    return PreparedPrompt(ids, echo, ScoreBook(len(ids) if scored else 0))
 
 
 async def _choices_of(
     front: FrontDoor, request: CompletionRequest, prompt: PreparedPrompt, caller: Caller
-) -> list[AsyncGenerator[TextDelta | TextEnd, None]]:
-    if request.max_tokens == 0:
+) -> list[AsyncGenerator[TextEvent, None]]:
+    if request.max_tokens == 0 and prompt.book.whole:
         front.check_fidelity(request.fidelity)
         return [_nothing(len(prompt.ids)) for _ in range(request.choices_each)]
     jobs = await front.jobs(
@@ -149,9 +162,20 @@ async def _choices_of(
         cache_salt=request.cache_salt,
         choices=request.choices_each,
     )
-    return [stream_text(front, job, caller, request.text) for job in jobs]
+    streams = [stream_text(front, job, caller, request.text) for job in jobs]
+    return [_scores_of(stream) for stream in streams] if request.max_tokens == 0 else streams
 
 
-async def _nothing(prompt_tokens: int) -> AsyncGenerator[TextDelta | TextEnd, None]:
+async def _nothing(prompt_tokens: int) -> AsyncGenerator[TextEvent, None]:
     """The completion of `max_tokens` 0: legal, empty, and no work for a rank."""
     yield TextEnd(FinishReason.LENGTH, None, prompt_tokens, cached_tokens=0, completion_tokens=0, route=None)
+
+
+async def _scores_of(stream: AsyncGenerator[TextEvent, None]) -> AsyncGenerator[TextEvent, None]:
+    """The same for a prompt that is scored: a rank draws one token, which nobody asked for."""
+    async with aclosing(stream) as events:
+        async for event in events:
+            if isinstance(event, TextScores):
+                yield event
+            elif isinstance(event, TextEnd):
+                yield replace(event, reason=FinishReason.LENGTH, stop_reason=None, completion_tokens=0)

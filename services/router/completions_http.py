@@ -86,7 +86,12 @@ class _ChoiceJson:
     _offset: int = field(default=0, init=False)
 
     def __post_init__(self) -> None:
-        self._offset = len(self.prompt.echo)
+        self._offset = 0 if self._scored else len(self.prompt.echo)
+
+    @property
+    def _scored(self) -> bool:
+        """The echo comes with its log-probabilities."""
+        return self.request.echo and self.request.sampling.logprobs is not None
 
     def speaks(self, delta: TextDelta) -> bool:
         """Whether a delta without text has something to say."""
@@ -105,6 +110,8 @@ class _ChoiceJson:
         logprobs = [chunk["logprobs"] for chunk in chunks if chunk["logprobs"] is not None]
         if logprobs:
             choice["logprobs"] = {key: [item for part in logprobs for item in part[key]] for key in logprobs[0]}
+        if self.request.prompt_logprobs:
+            choice["prompt_logprobs"] = self.prompt.book.to_json(self.prompt.ids, self.language)
         if self.request.return_token_ids:
             choice["token_ids"] = [token_id for chunk in chunks for token_id in chunk["token_ids"]]
             choice["prompt_token_ids"] = list(self.prompt.ids)
@@ -113,20 +120,27 @@ class _ChoiceJson:
     def _chunk(self, text: str, tokens: Sequence[SampledToken]) -> dict[str, Any]:
         first, self._begun = not self._begun, True
         chunk: dict[str, Any] = {"text": self.prompt.echo + text if first else text, "logprobs": None}
-        if self.request.sampling.logprobs is not None and tokens:
-            chunk["logprobs"] = self._logprobs(tokens)
+        scored = self._echoed() if first and self._scored else []
+        if self.request.sampling.logprobs is not None and (scored or tokens):
+            chunk["logprobs"] = self._logprobs([*scored, *tokens])
         if self.request.return_token_ids:
             chunk["token_ids"] = [token.id for token in tokens]
             if first:
                 chunk["prompt_token_ids"] = list(self.prompt.ids)
         return chunk
 
+    def _echoed(self) -> list[SampledToken]:
+        """The prompt's tokens; the first has no log-probability."""
+        ids, scores = self.prompt.ids, self.prompt.book.scores
+        return [score or SampledToken(token_id) for token_id, score in zip(ids, scores, strict=True)]
+
     def _logprobs(self, tokens: Sequence[SampledToken]) -> dict[str, list[Any]]:
         texts = [self.language.token_text(token.id) for token in tokens]
+        special = self.language.tokenizer.special_ids if self.request.text.skip_special_tokens else frozenset[int]()
         offsets: list[int] = []
-        for text in texts:
+        for text, token_id in zip(texts, (token.id for token in tokens), strict=True):
             offsets.append(self._offset)
-            self._offset += len(text)
+            self._offset += 0 if token_id in special else len(text)
         return {
             "tokens": texts,
             "token_logprobs": [token.logprob for token in tokens],
@@ -134,8 +148,10 @@ class _ChoiceJson:
             "text_offset": offsets,
         }
 
-    def _top(self, token: SampledToken) -> dict[str, float | None]:
+    def _top(self, token: SampledToken) -> dict[str, float | None] | None:
         """The best alternatives by text, and always the token itself."""
+        if token.logprob is None:
+            return None
         top: dict[str, float | None] = {self.language.token_text(token.id): token.logprob}
         for token_id, logprob in zip(token.top_ids, token.top_logprobs, strict=True):
             top.setdefault(self.language.token_text(token_id), logprob)

@@ -21,7 +21,7 @@ from whalepod.core.ids import RankId
 
 from .attempt import Attempt, Legs, PrefillLostError
 from .decode_stream import DecodeStreams
-from .job import Burst, Job, Progress, sign_job
+from .job import Burst, Job, Progress, Scores, sign_job
 from .placer import Placer
 from .prefill_client import PrefillClient
 from .rank_table import RankTable
@@ -78,6 +78,8 @@ class _Sent:
     job: Job
     clock: Clock
     ids: list[int] = field(default_factory=list)
+    scored_to: int = 1
+    """Prompt tokens before this position have been scored, or are the first, which has no score."""
     cached_tokens: int | None = None
     """R of the attempt that drew the first token: what later ones restore is no hit."""
     attempt: int = 0
@@ -88,11 +90,17 @@ class _Sent:
 
     @property
     def rest(self) -> Job:
-        """What is left to do."""
-        return replace(self.job, resumed_ids=tuple(self.ids)) if self.ids else self.job
+        """What is left to do. All scores of the prompt came before the first token."""
+        if not self.ids:
+            return self.job
+        unscored = replace(self.job.sampling, prompt_logprobs=None)
+        return replace(self.job, sampling=unscored, resumed_ids=tuple(self.ids))
 
     def note(self, item: Progress) -> Progress:
-        """The item as the client is to see it."""
+        """The item as the client is to see it: an attempt that begins anew scores the prompt anew."""
+        if isinstance(item, Scores):
+            told, self.scored_to = self.scored_to - item.start, max(self.scored_to, item.start + len(item.tokens))
+            return replace(item, start=item.start + max(0, told), tokens=item.tokens[max(0, told) :])
         if isinstance(item, Burst):
             self.ids += [token.id for token in item.tokens]
             if self.broken_at_s is not None:

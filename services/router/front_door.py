@@ -159,7 +159,9 @@ class FrontDoor:
         namespace = self._namespace_or_raise()
         root = chain_root(namespace, salt=salt)
         hashes = await self._block_hashes(prompt_ids, root)
-        stored_blocks = await self.lookup.stored_blocks(hashes, root=root, namespace=namespace)
+        stored_blocks = 0
+        if sampling.prompt_logprobs is None:  # else every row is computed
+            stored_blocks = await self.lookup.stored_blocks(hashes, root=root, namespace=namespace)
         job = Job(
             request_id=mint_request_id(),
             model=self.model.name,

@@ -36,7 +36,7 @@ from .http_headers import REQUEST_ID_BYTES_MAX, REQUEST_ID_HEADER
 from .job import Job, Route
 from .prompts import IdsPrompt, Prompt, TextPrompt
 from .request_record import OK, RequestRecord, recorded
-from .text_choice import TextDelta, TextEnd, TextOptions, stream_text
+from .text_choice import TextDelta, TextEnd, TextEvent, TextOptions, TextScores, stream_text
 from .usage import Usage
 from .usage_log import UsageLog
 
@@ -65,6 +65,7 @@ class RouterServicer(router_pb2_grpc.RouterServiceServicer):
                 response.text += delta.text_delta
                 response.token_ids.extend(delta.token_ids)
                 response.logprobs.extend(delta.logprobs)
+                response.prompt_logprobs.extend(delta.prompt_logprobs)
                 if delta.HasField("usage"):
                     response.finish_reason = delta.finish_reason
                     response.usage.CopyFrom(delta.usage)
@@ -256,7 +257,10 @@ def _sampling(request: router_pb2.GenerateRequest, *, vocab_size: int) -> Sampli
     return sampling
 
 
-def _stream_response(response_id: str, event: TextDelta | TextEnd) -> router_pb2.GenerateStreamResponse:
+def _stream_response(response_id: str, event: TextEvent) -> router_pb2.GenerateStreamResponse:
+    if isinstance(event, TextScores):
+        scores = [token.logprob for token in event.tokens if token.logprob is not None]
+        return router_pb2.GenerateStreamResponse(id=response_id, prompt_logprobs=scores)
     if isinstance(event, TextDelta):
         return router_pb2.GenerateStreamResponse(
             id=response_id,

@@ -52,6 +52,11 @@ class Job:
         """Of the prompt, and of the output so far."""
         return len(self.prompt_ids) + len(self.resumed_ids)
 
+    @property
+    def scores_prompt(self) -> bool:
+        """The prompt's own log-probabilities are wanted: no stored prefix is used."""
+        return self.sampling.prompt_logprobs is not None
+
 
 @dataclass(frozen=True, slots=True)
 class Route:
@@ -72,6 +77,17 @@ class Burst:
 
 
 @dataclass(frozen=True, slots=True)
+class Scores:
+    """Log-probabilities of the prompt's tokens from position `start` on, which were asked for: each once, in order, all
+    before the first burst. Of choices that were computed together, choice 0 tells them for all."""
+
+    start: int
+    tokens: tuple[SampledToken, ...]
+    cached_tokens: int
+    route: Route
+
+
+@dataclass(frozen=True, slots=True)
 class Ending:
     """The last thing a job yields: it ended well."""
 
@@ -81,7 +97,7 @@ class Ending:
     route: Route
 
 
-Progress = Burst | Ending
+Progress = Scores | Burst | Ending
 
 
 def sign_job(

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from random import Random
 
 from whalepod.core.clock import SYSTEM_CLOCK, Clock, Deadline
@@ -19,7 +19,7 @@ from .cost_meter import CostMeter
 from .decode_stream import DecodeStreams
 from .hot_ranks import HotRanks
 from .job import Job
-from .placement import Placement, PlacementRequest, PlacementRules, plan_placement
+from .placement import Placement, PlacementRequest, PlacementRules, RemotePrefill, plan_placement
 from .prompt_work import PromptWork
 from .rank_table import RankTable
 from .router_metrics import PLACEMENT_SECONDS
@@ -92,7 +92,7 @@ class Placer:
         beside = await self._other_choice(job)
         if job.resumed_ids:
             job = await self._shared.looked_up(job)
-        elif beside is None:
+        elif beside is None and not job.scores_prompt:
             job = await self._shared.settled(job)
         patience = job.deadline.earlier(self._patience.first_s if number == 1 else self._patience.lost_s)
         while True:
@@ -126,10 +126,14 @@ class Placer:
                     self._table.candidate(rank) for rank in self._table.decode_ranks() if self._streams.usable(rank)
                 ],
                 prefill=[self._table.candidate(rank) for rank in self._table.prefill_ranks()],
-                rules=self._rules,
+                rules=self._rules_of(job),
                 costs=self._meter.costs,
                 rng=self._rng,
             )
+
+    def _rules_of(self, job: Job) -> PlacementRules:
+        """To score a prompt a rank computes all of it in all layers, and says so step by step: a decode rank does."""
+        return replace(self._rules, remote_prefill=RemotePrefill.NEVER) if job.scores_prompt else self._rules
 
     def _claim(self, job: Job, number: int, placement: Placement, avoid: Collection[RankId]) -> Legs:
         ranks = self._table.ranks

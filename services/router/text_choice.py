@@ -14,7 +14,7 @@ from whalepod.engine.sampling_params import SamplingParams
 from whalepod.model.detokenizer import Detokenizer
 
 from .front_door import Caller, FrontDoor
-from .job import Ending, Job, Progress, Route
+from .job import Ending, Job, Progress, Route, Scores
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +33,14 @@ class TextDelta:
 
 
 @dataclass(frozen=True, slots=True)
+class TextScores:
+    """Log-probabilities of the prompt's tokens from position `start` on, as `job.Scores` has them."""
+
+    start: int
+    tokens: tuple[SampledToken, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class TextEnd:
     """`reason` is STOP or LENGTH; `stop_reason` the stop string or stop id that matched."""
 
@@ -44,10 +52,16 @@ class TextEnd:
     route: Route | None
 
 
+TextEvent = TextDelta | TextScores | TextEnd
+
+
 async def stream_text(
     front: FrontDoor, job: Job, caller: Caller, options: TextOptions
-) -> AsyncGenerator[TextDelta | TextEnd, None]:
-    """Deltas, then one end. A stop string stops the ranks at once. Raises what `Dispatcher.generate` raises."""
+) -> AsyncGenerator[TextEvent, None]:
+    """Scores of the prompt if they were asked for, deltas, one end. A stop string stops the ranks at once.
+
+    Raises what `Dispatcher.generate` raises.
+    """
     text = Detokenizer(
         front.language.tokenizer,
         stop=options.stop,
@@ -60,6 +74,9 @@ async def stream_text(
     item: Progress | None = None
     async with aclosing(front.run(job, caller)) as progress:
         async for item in progress:
+            if isinstance(item, Scores):
+                yield TextScores(item.start, item.tokens)
+                continue
             if isinstance(item, Ending):
                 delta = TextDelta(text.finish(), ())
                 break

@@ -31,15 +31,17 @@ DEFAULT_TIMEOUT_S = 600.0
 
 @dataclass(frozen=True, slots=True)
 class Generated:
-    """A delta of a stream, or a whole answer. All but the first four fields are set at the end only.
+    """A delta of a stream, or a whole answer. From `finish_reason` on, fields are set at the end only.
 
-    `logprobs` holds one float32 value for each token id if they were asked for, else nothing.
+    `logprobs` holds one float32 value for each token id if they were asked for, else nothing; `prompt_logprobs` one for
+    each token of the prompt but the first.
     """
 
     id: str
     text: str
     token_ids: tuple[int, ...]
     logprobs: tuple[float, ...]
+    prompt_logprobs: tuple[float, ...] = ()
     finish_reason: FinishReason | None = None
     prompt_tokens: int = 0
     completion_tokens: int = 0
@@ -242,6 +244,7 @@ def _generated(message: router_pb2.GenerateResponse | router_pb2.GenerateStreamR
         text=text,
         token_ids=tuple(message.token_ids),
         logprobs=tuple(message.logprobs),
+        prompt_logprobs=tuple(message.prompt_logprobs),
         finish_reason=finish_reason_from_proto(message.finish_reason),
         prompt_tokens=message.usage.prompt_tokens,
         completion_tokens=message.usage.completion_tokens,

@@ -145,6 +145,10 @@ def test_openai_completions_of_text_ids_and_lists(oai: Any) -> None:
     assert len(whole.choices[0].logprobs.tokens or []) == 6
     two = oai.completions.create(**asked, prompt=["one", "two"], n=2, echo=True)
     assert [choice.text[:3] for choice in two.choices] == ["one", "one", "two", "two"]
+    scored = oai.completions.create(**{**asked, "max_tokens": 1}, prompt=PROMPT, echo=True, logprobs=1).choices[0]
+    assert scored.logprobs.token_logprobs[0] is None
+    assert all(logprob < 0 for logprob in scored.logprobs.token_logprobs[1:])
+    assert "".join(scored.logprobs.tokens[1:]) == scored.text
     ids = oai.completions.create(**asked, prompt=[[5, 6, 7]], extra_body={"return_token_ids": True})
     assert ids.choices[0].model_extra is not None
     assert len(ids.choices[0].model_extra["token_ids"]) == 6

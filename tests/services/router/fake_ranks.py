@@ -28,6 +28,7 @@ from whalepod.engine.interface import (
     FinishedEvent,
     FinishReason,
     Handoff,
+    PromptTokensEvent,
     RankLoad,
     SampledToken,
     SnapshotKind,
@@ -280,6 +281,10 @@ async def _generate(
     restored = handoff is not None and handoff.stored and handoff.boundary_tokens > 0
     # Its own view of a hand-off: everything was restored. The router must not take that for a hit.
     cached = len(work.prompt_ids) if restored else behaviour.cached_tokens
+    if work.sampling.prompt_logprobs is not None:
+        for start in range(1, len(work.prompt_ids), 2):  # two a step
+            scored = [_scored(work, position) for position in range(start, min(start + 2, len(work.prompt_ids)))]
+            _say(out, PromptTokensEvent(work.request_id, work.attempt, start, tuple(scored)))
     for start in range(0, len(tokens), behaviour.burst):
         if behaviour.step is not None:
             await behaviour.step.wait()
@@ -322,6 +327,14 @@ def rest_of(work: EngineRequest, next_token: NextToken) -> tuple[list[SampledTok
     resumed = len(work.resumed_ids)
     assert [token.id for token in tokens[:resumed]] == list(work.resumed_ids)
     return tokens[resumed:], reason, stop_id
+
+
+def _scored(work: EngineRequest, position: int) -> SampledToken:
+    """One of the prompt's tokens, as the rank scores it: position says which."""
+    count = work.sampling.prompt_logprobs or 0
+    own = work.prompt_ids[position]
+    best = tuple(range(300, 300 + count))
+    return SampledToken(own, -float(position), best, tuple(-position / 2 - index for index in range(count)))
 
 
 def expected_ids(prompt: Sequence[int], count: int, *, seed: int | None = None) -> list[int]:

@@ -68,7 +68,10 @@ async def test_a_first_token_that_ends_the_request_ends_it_at_the_prefill_rank(
 
 
 @pytest.mark.parametrize("burst", [1, 2, 3, 5, 8])
-@pytest.mark.parametrize("options", [{}, {"logprobs": 2, "return_token_ids": True}, {"stop": ["e"]}, {"echo": True}])
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"logprobs": 2, "return_token_ids": True}, {"stop": ["e"]}, {"echo": True}, {"echo": True, "logprobs": 1}],
+)
 async def test_a_stream_says_what_the_whole_answer_says(
     router: RouterUnderTest, decode: FakeDecode, burst: int, options: dict[str, Any]
 ) -> None:
