@@ -1,0 +1,66 @@
+"""What is wrong with settings that are each right: said at start, naming both."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from whalepod.engine.speculation.options import Verification
+
+if TYPE_CHECKING:
+    from .config import ClusterConfig
+
+
+def contradictions(config: ClusterConfig) -> Iterator[str]:
+    """A sentence for each two settings that cannot both be."""
+    router, dspark = config.router, config.dspark
+    if dspark.draft_tokens == 0:
+        asked = [
+            name
+            for name in ("cost_table", "temperature_table", "simulate_acceptance")
+            if getattr(dspark, name) is not None
+        ]
+        if dspark.verification is not Verification.FIXED:
+            asked.insert(0, "verification")
+        for name in asked:
+            yield f"dspark.{name} is set, but dspark.draft_tokens is 0: nothing is drafted"
+    if config.secret is not None and config.secret_file is not None:
+        yield "secret and secret_file are both set: keep one"
+    if router.remote_prefill == "always" and config.prefill.replicas == 0:
+        yield "router.remote_prefill is always, but prefill.replicas is 0"
+    if router.api_keys_file is not None and router.trust_tenant_header:
+        yield "router.api_keys_file and router.trust_tenant_header are both set: a key says whose tenant it is"
+    if router.queue_timeout_seconds > router.request_timeout_seconds:
+        yield (
+            f"router.queue_timeout_seconds ({router.queue_timeout_seconds:g}) is longer than "
+            f"router.request_timeout_seconds ({router.request_timeout_seconds:g})"
+        )
+    yield from _tls_contradictions(config)
+    for name, pool in (("prefill", config.prefill), ("decode", config.decode)):
+        if pool.blocks is not None and pool.memory_gib is not None:
+            yield f"{name}.blocks and {name}.memory_gib are both set: one follows from the other, keep one"
+        if pool.expert_parallel and config.engine.device != "cpu":
+            yield f"{name}.expert_parallel is on, but engine.device is {config.engine.device}: pools share on cpu only"
+        if pool.redundant_experts and not pool.expert_parallel:
+            yield f"{name}.redundant_experts is {pool.redundant_experts}, but {name}.expert_parallel is off"
+
+
+def _tls_contradictions(config: ClusterConfig) -> Iterator[str]:
+    tls = config.tls
+    if (tls.cert_file is None) != (tls.key_file is None):
+        yield "tls.cert_file and tls.key_file go together: set both, or neither"
+    if tls.client_ca_file is not None and tls.cert_file is None:
+        yield "tls.client_ca_file is set without tls.cert_file: only a TLS server can ask for certificates"
+    if tls.client_ca_file is not None and config.router.admin_port is None:
+        yield "tls.client_ca_file is set without router.admin_port: health checks have no certificate to show"
+
+
+def port_clashes(config: ClusterConfig) -> Iterator[str]:
+    """A sentence for each port that is no port, or is wanted twice."""
+    seen: dict[int, str] = {}
+    for setting, port in config.ports().items():
+        if port > 65535:
+            yield f"{setting} is {port}: ports end at 65535"
+        elif port in seen:
+            yield f"{seen[port]} and {setting} are both port {port}"
+        seen[port] = setting
