@@ -158,10 +158,6 @@ class Device:
         """Wait for a step. Raises AssertionError if an invariant was broken."""
         for future in step.futures:
             future.result()
-        if step.round is not None:
-            members, round_ = step.round
-            accepted = [_accepted(step.results[index]) for index in members]
-            step.work = replace(step.work, speculation=round_.work(accepted))
         return step.results
 
     def close(self) -> None:
@@ -182,6 +178,8 @@ class Device:
         drafts = sum(len(proposal.drafts) for proposal in step.proposals.values())
         seconds = self._clock.monotonic_s() - started_s
         step.work = replace(step.work, decode_rows=step.work.decode_rows + drafts, seconds=seconds)
+        if not step.guided:
+            _account(step)
 
     def _prepare(self, step: LaunchedStep) -> list[int]:
         """Put the tokens in that the host does not know. Indices of the rows that are there to be computed."""
@@ -205,6 +203,7 @@ class Device:
 
     def _draw_guided(self, step: LaunchedStep, allowed: Allowed) -> None:
         self._draw(step, {index: outcome for index, outcome in step.logits.items() if index in allowed}, allowed)
+        _account(step)
 
     def _with_relayed(self, row: LaunchedRows) -> LaunchedRows | None:
         """With the tokens that it follows; None if there are none, because drawing failed or the last was drawn."""
@@ -284,6 +283,14 @@ def _hearing(
         proposal.laws if proposal is not None else None,
         allowed,
     )
+
+
+def _account(step: LaunchedStep) -> None:
+    """All of it is drawn."""
+    if step.round is not None:
+        members, round_ = step.round
+        accepted = [_accepted(step.results[index]) for index in members]
+        step.work = replace(step.work, speculation=round_.work(accepted))
 
 
 def _accepted(result: RowResult) -> int:

@@ -20,6 +20,7 @@ from whalepod.model.tensor_layout import ModelRole
 from . import branching
 from .admission import RequestChecks
 from .block_pool import BlockPool, SlotPool
+from .committing import End, commit_tokens, judge
 from .device import Device, RowResult
 from .expiry import Expiry
 from .finish import OUTCOMES, Finish
@@ -177,7 +178,8 @@ class Engine:
                 self._end_with_error(sequence, error)
                 return
             sequence.sampler.observe(handoff.first_token.id)
-            self._append(sequence, handoff.first_token)
+            sequence.append(handoff.first_token.id)
+            self._report.tokens(sequence, (handoff.first_token,))
         if handoff.finish_reason is not None:
             self._end(sequence, Finish(handoff.finish_reason, handoff.matched_stop_id))
 
@@ -310,7 +312,7 @@ class Engine:
         decoding = sequence.computed >= sequence.prompt_tokens and sequence.rows_pending == 1
         sequence.advance(Phase.DECODING if decoding else Phase.PREFILLING)
         if not sequence.rows_pending:
-            self._rows_done(sequence, None)
+            self._rows_done(sequence)
 
     def _preempt(self, victim: Sequence) -> None:
         self.preempted += 1
@@ -329,47 +331,40 @@ class Engine:
             known = isinstance(result, ServingError)
             self._end_with_error(sequence, result if known else InternalError("the model failed on this request"))
             return
-        rows = planned.end - planned.start
-        for said in (None,) if result is None else result:
-            sequence.computed += rows
-            self._publisher.commit_rows(sequence)
-            branching.fork(sequence, self._publisher)
-            self._report.prompt_scores(sequence)
-            if isinstance(said, ServingError):
-                self._end_with_error(sequence, said)
-            elif not sequence.rows_pending:
-                self._rows_done(sequence, said)
-            if sequence.phase is Phase.DONE:
-                return  # what was said behind the end is dropped
-            rows = 1
-
-    def _rows_done(self, sequence: Sequence, token: SampledToken | None) -> None:
-        """A token was drawn, or the hand-off of a prompt without one is due."""
-        if token is None:
-            sequence.leaving = Leaving(first_token=None)
-            self._try_leave(sequence)
+        sequence.computed += planned.end - planned.start
+        self._publisher.commit_rows(sequence)
+        branching.fork(sequence, self._publisher)
+        self._report.prompt_scores(sequence)
+        if sequence.rows_pending:
             return
-        try:
-            self._guide.accept(sequence, token.id)
-        except ServingError as error:
-            self._end_with_error(sequence, error)
-            return
-        finish = sequence.finish_rule.check(token.id, output_tokens=sequence.output_tokens + 1)
-        if sequence.is_prefill:
-            self._prefilled(sequence, token, finish)
-            return
-        self._append(sequence, token)
-        if finish is not None:
-            self._end(sequence, finish)
+        if result is None:
+            self._rows_done(sequence)
+        elif sequence.is_prefill:
+            self._prefilled(sequence, result[0])
         else:
-            sequence.advance(Phase.DECODING)
+            tokens, end = commit_tokens(sequence, result, guide=self._guide, publisher=self._publisher)
+            if tokens:
+                sequence.advance(Phase.DECODING)
+                self._report.tokens(sequence, tokens)
+            self._end_if(sequence, end)
 
-    def _prefilled(self, sequence: Sequence, token: SampledToken, finish: Finish | None) -> None:
-        if finish is None:
-            sequence.leaving = Leaving(first_token=token)
-            self._try_leave(sequence)
+    def _rows_done(self, sequence: Sequence) -> None:
+        """The hand-off of a prompt without a token is due."""
+        sequence.leaving = Leaving(first_token=None)
+        self._try_leave(sequence)
+
+    def _prefilled(self, sequence: Sequence, said: SampledToken | ServingError) -> None:
+        if isinstance(said, ServingError):
+            self._end_with_error(sequence, said)
             return
-        self._hand_over(sequence, finished_handoff(sequence, token, finish))
+        end = judge(sequence, said, self._guide, output_tokens=sequence.output_tokens + 1)
+        if isinstance(end, ServingError):
+            self._end_with_error(sequence, end)
+        elif end is None:
+            sequence.leaving = Leaving(first_token=said)
+            self._try_leave(sequence)
+        else:
+            self._hand_over(sequence, finished_handoff(sequence, said, end))
 
     def _try_leave(self, sequence: Sequence) -> None:
         handoff = self._publisher.try_leave(sequence) if sequence.leaving is not None else None
@@ -378,14 +373,16 @@ class Engine:
 
     # Ends. Each owner gives back what it holds.
 
-    def _append(self, sequence: Sequence, token: SampledToken) -> None:
-        sequence.append(token.id)
-        self._report.tokens(sequence, (token,))
-
     def _hand_over(self, sequence: Sequence, handoff: Handoff) -> None:
         self._report.handoff(sequence, handoff)
         self._report.end(sequence, Finish(handoff.finish_reason or FinishReason.STOP, handoff.matched_stop_id))
         self._remove(sequence, Outcome.HANDED_OFF, delivered=handoff.stored)
+
+    def _end_if(self, sequence: Sequence, end: End) -> None:
+        if isinstance(end, ServingError):
+            self._end_with_error(sequence, end)
+        elif end is not None:
+            self._end(sequence, end)
 
     def _end(self, sequence: Sequence, finish: Finish) -> None:
         self._report.end(sequence, finish)

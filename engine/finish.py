@@ -34,10 +34,14 @@ class FinishRule:
     context_tokens_max: int
     eos_id: int
     output_tokens_max: int = field(init=False)
+    tokens_max: int = field(init=False)
+    """Prompt and output, when it surely has ended."""
 
     def __post_init__(self) -> None:
         room, asked = self.context_tokens_max - self.prompt_tokens, self.params.max_tokens
-        object.__setattr__(self, "output_tokens_max", room if asked is None else min(asked, room))
+        output_tokens_max = room if asked is None else min(asked, room)
+        object.__setattr__(self, "output_tokens_max", output_tokens_max)
+        object.__setattr__(self, "tokens_max", self.prompt_tokens + output_tokens_max)
 
     def check(self, token_id: int, *, output_tokens: int) -> Finish | None:
         """`output_tokens` counts this token too. Under a grammar, EOS is drawn only where the answer is whole: there it

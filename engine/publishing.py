@@ -57,6 +57,8 @@ class Publisher:
     def commit_rows(self, sequence: Sequence) -> None:
         """Rows were computed: make full blocks findable, store them, and take a turn snapshot at a border."""
         block_tokens = self._boundaries.block_tokens
+        if sequence.computed % block_tokens and sequence.computed // block_tokens == len(sequence.blocks_exact):
+            return
         for depth in range(len(sequence.blocks_exact), sequence.computed // block_tokens):
             sequence.blocks_exact.append(sequence.exact)
             if sequence.shares_prefix and self._options.prefix_reuse:

@@ -76,12 +76,13 @@ class StepPlan:
     """These give up everything first, latest turn first."""
     rows: tuple[PlannedRows, ...]
     """Decode rows, then chunks, each by turn."""
+    decode_rows: int
+    """How many of them are decode rows."""
 
     @property
     def work(self) -> StepWork:
         """Before it is run: how much it is. Takes no time yet."""
-        decode = sum(planned.sequence.decodes for planned in self.rows)
-        return StepWork(decode, sum(planned.end - planned.start for planned in self.rows) - decode)
+        return StepWork(self.decode_rows, sum(chunk.end - chunk.start for chunk in self.rows[self.decode_rows :]))
 
 
 def plan_admission(
@@ -124,7 +125,8 @@ def plan_step(
     for sequence in holding:
         if not sequence.decodes or not sequence.computes or sequence in preempted:
             continue
-        drafts = max(0, min(limits.draft_tokens, sequence.tokens_max - sequence.launched - 2))
+        start = sequence.launched
+        drafts = max(0, min(limits.draft_tokens, sequence.tokens_max - start - 2))
         new_blocks = _blocks_missing(sequence, drafts, limits)
         if new_blocks > blocks_free:  # a draft is worth nobody's place
             drafts, new_blocks = 0, _blocks_missing(sequence, 0, limits)
@@ -133,8 +135,9 @@ def plan_step(
             preempted.append(victim)
             blocks_free += blocks_released(victim)
         if sequence not in preempted:
-            rows.append(_rows(sequence, sequence.launched + 1, new_blocks, drafts))
+            rows.append(_rows(sequence, start, start + 1, new_blocks, drafts))
             blocks_free -= new_blocks
+    decode_rows = len(rows)
     budget = limits.chunk_tokens_beside_decode if rows else limits.chunk_tokens
     for sequence in holding:
         if sequence.phase is not Phase.PREFILLING or sequence.decodes or sequence in preempted:
@@ -144,9 +147,9 @@ def plan_step(
             continue  # its windows at a stop are copied before more rows write to their ring
         end = chunk_end(sequence, stops=its_stops, budget=budget, group_tokens=limits.group_tokens)
         if end > sequence.launched:
-            rows.append(_rows(sequence, end))
+            rows.append(_rows(sequence, sequence.launched, end))
             budget -= end - sequence.launched
-    return StepPlan(tuple(preempted), tuple(rows))
+    return StepPlan(tuple(preempted), tuple(rows), decode_rows)
 
 
 def chunk_end(sequence: Sequence, *, stops: Ordered[int], budget: int, group_tokens: int) -> int:
@@ -159,9 +162,9 @@ def chunk_end(sequence: Sequence, *, stops: Ordered[int], budget: int, group_tok
     return max(sequence.launched, end - end % group_tokens)
 
 
-def _rows(sequence: Sequence, end: int, new_blocks: int = 0, drafts: int = 0) -> PlannedRows:
+def _rows(sequence: Sequence, start: int, end: int, new_blocks: int = 0, drafts: int = 0) -> PlannedRows:
     draws = end == len(sequence.tokens) + sequence.drawing
-    return PlannedRows(sequence, sequence.launched, end, draws, new_blocks, drafts)
+    return PlannedRows(sequence, start, end, draws, new_blocks, drafts)
 
 
 def _blocks_missing(sequence: Sequence, drafts: int, limits: StepLimits) -> int:

@@ -149,7 +149,7 @@ class Sequence:
     @property
     def tokens_max(self) -> int:
         """Prompt and output, when it surely has ended."""
-        return self.finish_rule.prompt_tokens + self.finish_rule.output_tokens_max
+        return self.finish_rule.tokens_max
 
     @property
     def rows_pending(self) -> int:
@@ -164,10 +164,8 @@ class Sequence:
     def rows_to_launch(self) -> int:
         """Rows that could be launched now, taking for granted that the token on its way does not end the request. Where
         it surely does, there are none."""
-        last = self.drawing and (
-            self.is_prefill or self.output_tokens + self.drawing >= self.finish_rule.output_tokens_max
-        )
-        return 0 if last else self.rows_end + self.drawing - self.launched
+        last = self.drawing and (self.is_prefill or len(self.tokens) + self.drawing >= self.tokens_max)
+        return 0 if last else self.rows_end + self.drawing - self.computed - self.rows_in_flight
 
     @property
     def decodes(self) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,8 +15,7 @@ from .calibration import BINS
 Floats = NDArray[np.floating[Any]]
 
 
-@dataclass(frozen=True, slots=True)
-class VerifiedRequest:
+class VerifiedRequest(NamedTuple):
     """One request in one step. `accepted` drafts stood, before a stop cut the answer short."""
 
     drafted: int
