@@ -25,8 +25,12 @@ HOT_SLACK = 0.125
 QUEUE_SLACK = 0.1
 """Prefill queues that differ by less than this share of a prompt are the same."""
 
-LOCAL_PENALTY = 2.0
+LOCAL_PENALTY = 1.25
 """A prompt row on a decode rank is worth so many on a prefill rank: streams wait for it."""
+
+
+UNMEASURED_LOCAL = 3.0
+"""Before any prompt was computed on a decode rank, a row there is taken to cost so many on a prefill rank."""
 
 
 class RemotePrefill(Enum):
@@ -153,8 +157,9 @@ def plan_placement(
     if request.beside is not None and _still_there(request.beside, able, helpers):
         return request.beside
     decode_rank = _choose_decode(able, request, policy=rules.policy, rng=rng)
-    if not helpers or not _worth_it(request, decode_rank, helpers, rules=rules, costs=costs):
-        return Placement(decode=decode_rank.rank_id, prefill=None)
+    local_rank = _shortest_prompt_queue(able, decode_rank) if rules.policy is Policy.KV else decode_rank
+    if not helpers or not _worth_it(request, local_rank, helpers, rules=rules, costs=costs):
+        return Placement(decode=local_rank.rank_id, prefill=None)
     prefill_rank = _choose_prefill(helpers, request, policy=rules.policy, rng=rng)
     return Placement(decode=decode_rank.rank_id, prefill=prefill_rank.rank_id)
 
@@ -185,6 +190,13 @@ def _choose_decode(ranks: Sequence[Candidate], request: PlacementRequest, *, pol
     return best
 
 
+def _shortest_prompt_queue(ranks: Sequence[Candidate], chosen: Candidate) -> Candidate:
+    """Where a prompt would be computed first, among decode ranks that are as good as the one chosen."""
+    as_good = [rank for rank in ranks if rank.decode_load <= chosen.decode_load + HOT_SLACK]
+    best = min(as_good, key=lambda rank: rank.prefill_tokens_queued)
+    return best if best.prefill_tokens_queued < chosen.prefill_tokens_queued else chosen
+
+
 def _choose_prefill(ranks: Sequence[Candidate], request: PlacementRequest, *, policy: Policy, rng: Random) -> Candidate:
     match policy:
         case Policy.RANDOM:
@@ -212,11 +224,12 @@ def _worth_it(
     new_tokens = request.new_tokens if rules.policy is Policy.KV else request.prompt_tokens
     if new_tokens + decode_rank.prefill_tokens_queued < rules.remote_prefill_tokens_min:
         return False
-    if costs.remote_s_per_token is None or costs.local_s_per_token is None:
+    if costs.remote_s_per_token is None:
         return new_tokens >= rules.remote_prefill_tokens_min
+    local_s_per_token = costs.local_s_per_token or UNMEASURED_LOCAL * costs.remote_s_per_token
     queue = min(rank.prefill_tokens_queued for rank in helpers)
     remote_s = (queue + new_tokens) * costs.remote_s_per_token + costs.handoff_s
-    local_s = (decode_rank.prefill_tokens_queued + new_tokens) * costs.local_s_per_token
+    local_s = (decode_rank.prefill_tokens_queued + new_tokens) * local_s_per_token
     return remote_s <= LOCAL_PENALTY * local_s
 
 

@@ -6,20 +6,20 @@ job ──▶ SharedPrefixes.settled ──▶ candidates, costs, hot rank ─�
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from random import Random
 
+from whalepod.cluster.registration import RankInfo
 from whalepod.core.clock import SYSTEM_CLOCK, Clock, Deadline
 from whalepod.core.errors import UnavailableError
 from whalepod.core.ids import RankId, RequestId
 
 from .attempt import Legs
 from .cost_meter import CostMeter
-from .decode_stream import DecodeStreams
 from .hot_ranks import HotRanks
 from .job import Job
-from .placement import Placement, PlacementRequest, PlacementRules, RemotePrefill, plan_placement
+from .placement import Placement, PlacementRequest, PlacementRules, Policy, RemotePrefill, plan_placement
 from .prompt_work import PromptWork
 from .rank_table import RankTable
 from .router_metrics import PLACEMENT_SECONDS
@@ -45,9 +45,9 @@ class Placer:
     def __init__(
         self,
         table: RankTable,
-        streams: DecodeStreams,
         shared: SharedPrefixes,
         *,
+        usable: Callable[[RankInfo], bool],
         rules: PlacementRules,
         patience: Patience,
         retry_max: int,
@@ -55,8 +55,9 @@ class Placer:
         rng: Random,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
+        """`usable`: whether a decode rank can be reached now."""
         self._table = table
-        self._streams = streams
+        self._usable = usable
         self._shared = shared
         self._rules = rules
         self._patience = patience
@@ -92,7 +93,7 @@ class Placer:
         beside = await self._other_choice(job)
         if job.resumed_ids:
             job = await self._shared.looked_up(job)
-        elif beside is None and not job.scores_prompt:
+        elif beside is None and self._rules.policy is Policy.KV and not job.scores_prompt:
             job = await self._shared.settled(job)
         patience = job.deadline.earlier(self._patience.first_s if number == 1 else self._patience.lost_s)
         while True:
@@ -122,9 +123,7 @@ class Placer:
                     beside=beside,
                     turn=self._turn,
                 ),
-                decode=[
-                    self._table.candidate(rank) for rank in self._table.decode_ranks() if self._streams.usable(rank)
-                ],
+                decode=[self._table.candidate(rank) for rank in self._table.decode_ranks() if self._usable(rank)],
                 prefill=[self._table.candidate(rank) for rank in self._table.prefill_ranks()],
                 rules=self._rules_of(job),
                 costs=self._meter.costs,

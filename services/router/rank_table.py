@@ -12,11 +12,15 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from whalepod.cluster.registration import RankInfo, RankRole
-from whalepod.core.clock import Deadline
+from whalepod.core.clock import SYSTEM_CLOCK, Clock, Deadline
 from whalepod.core.ids import Incarnation, RankId
 from whalepod.engine.interface import RankLoad
 
+from .cost_meter import CostMeter
 from .placement import Candidate
+
+LATE_SHARE = 0.1
+"""Of the prompt tokens given to a rank, this share is always taken to be before a newcomer."""
 
 REQUESTS_PER_SLOT = 2
 """As many again as run: they wait for their hand-off meanwhile. More wait better here, where any rank may take them."""
@@ -37,6 +41,17 @@ class RankDirectory(Protocol):
 class _Work:
     requests: int = 0
     prefill_tokens: int = 0
+    """Of prompts that are not finished."""
+    counted_from_s: float = 0.0
+    """Since when the rank has been at the first of them."""
+
+    def tokens_left(self, now_s: float, row_s: float | None) -> int:
+        """An estimate: what it has computed since it began the first one is no longer before anybody. A rank that is
+        late is not taken for idle."""
+        if row_s is None:
+            return self.prefill_tokens
+        done = (now_s - self.counted_from_s) / row_s
+        return int(max(LATE_SHARE * self.prefill_tokens, self.prefill_tokens - done))
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,16 +71,21 @@ class Claim:
 
     _work: _Work
     prefill_tokens: int
+    _clock: Clock
     _held: bool = field(default=True, init=False)
 
     def __post_init__(self) -> None:
+        if not self._work.prefill_tokens:
+            self._work.counted_from_s = self._clock.monotonic_s()
         self._work.requests += 1
         self._work.prefill_tokens += self.prefill_tokens
 
     def finish_prefill(self) -> None:
-        """The prompt has been computed; the request may go on."""
-        self._work.prefill_tokens -= self.prefill_tokens
-        self.prefill_tokens = 0
+        """The prompt has been computed; the request may go on, and the rank begins with the next one."""
+        if self.prefill_tokens:
+            self._work.prefill_tokens -= self.prefill_tokens
+            self._work.counted_from_s = self._clock.monotonic_s()
+            self.prefill_tokens = 0
 
     def release(self) -> None:
         if self._held:
@@ -77,8 +97,13 @@ class Claim:
 class RankTable:
     """One router's view of the ranks. For one event loop."""
 
-    def __init__(self, directory: RankDirectory) -> None:
+    def __init__(
+        self, directory: RankDirectory, *, meter: CostMeter | None = None, clock: Clock = SYSTEM_CLOCK
+    ) -> None:
+        """`meter`: knows how fast ranks compute."""
         self._directory = directory
+        self._meter = meter or CostMeter()
+        self._clock = clock
         self._work: dict[RankId, _Work] = {}
         self._reports: dict[RankId, _Report] = {}
         self._changed = asyncio.Event()
@@ -105,6 +130,8 @@ class RankTable:
     def candidate(self, info: RankInfo) -> Candidate:
         work = self._work.get(info.rank_id, _Work())
         report = self._report(info)
+        costs = self._meter.costs
+        row_s = costs.remote_s_per_token if info.role.is_prefill else costs.local_s_per_token
         return Candidate(
             rank_id=info.rank_id,
             load=report.load,
@@ -113,12 +140,12 @@ class RankTable:
             context_tokens_max=info.context_tokens_max,
             fidelities=info.fidelities,
             requests_here=work.requests,
-            prefill_tokens_here=work.prefill_tokens,
+            prefill_tokens_here=work.tokens_left(self._clock.monotonic_s(), row_s),
         )
 
     def claim(self, rank_id: RankId, *, prefill_tokens: int = 0) -> Claim:
         """Count a dispatch on a rank at once, before any report shows it."""
-        return Claim(self._work.setdefault(rank_id, _Work()), prefill_tokens)
+        return Claim(self._work.setdefault(rank_id, _Work()), prefill_tokens, self._clock)
 
     def note_load(self, info: RankInfo, load: RankLoad) -> None:
         """A reply carried the rank's load. It stands until the rank's next registration."""

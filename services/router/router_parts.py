@@ -50,13 +50,13 @@ class RouterParts:
     ) -> None:
         router = config.router
         secret = config.cluster_secret()
-        self._table = RankTable(directory)
+        meter = CostMeter()
+        self._table = RankTable(directory, meter=meter, clock=clock)
         self._streams = DecodeStreams(on_load=self._table.note_load, on_lost=self._table.report_lost, clock=clock)
         self._prefills = PrefillClient(on_load=self._table.note_load, on_lost=self._table.report_lost)
         self._lookup = PrefixLookup(connect_store, clock=clock)
         self._tidying: set[asyncio.Task[None]] = set()
         block_tokens = config.engine.block_tokens or model_config.block_tokens
-        meter = CostMeter()
         shared = SharedPrefixes(
             block_tokens=block_tokens,
             tokens_min=max(block_tokens, router.remote_prefill_tokens_min),
@@ -66,8 +66,8 @@ class RouterParts:
         )
         placer = Placer(
             self._table,
-            self._streams,
             shared,
+            usable=self._streams.usable,
             rules=_placement_rules(config),
             patience=Patience(lost_s=min(Patience().lost_s, router.queue_timeout_seconds)),
             retry_max=router.retry_max,

@@ -191,16 +191,26 @@ def test_choices_of_one_prompt_go_together_while_the_ranks_are_there() -> None:
     ("costs", "queued", "remote"),
     [
         (Costs(0.001, 0.001), 0, True),
-        (Costs(0.001, 0.001), 900, True),
-        (Costs(0.001, 0.001), 1100, False),
-        (Costs(0.001, 0.001, handoff_s=1.5), 0, False),
-        (Costs(0.001, 0.01), 5000, True),
+        (Costs(0.001, 0.002), 1400, True),
+        (Costs(0.001, 0.002), 1600, False),
+        (Costs(0.001, 0.002, handoff_s=2.0), 0, False),
+        (Costs(0.001, None), 2700, True),
+        (Costs(0.001, None), 2800, False),
+        (Costs(None, 0.002), 9000, True),
     ],
 )
 def test_measured_costs_decide_whether_a_prefill_rank_pays(costs: Costs, queued: int, remote: bool) -> None:
-    """A row on a decode rank counts twice: 1,000 rows there against the queue, the rows and the hand-off elsewhere."""
+    """A row on a decode rank counts 1.25 times, and three of another before it was measured: 1,000 rows there against
+    the queue, the rows and the hand-off elsewhere."""
     placement = place([D0], [replace(P0, prefill_tokens_here=queued)], costs=costs)
     assert (placement.prefill is not None) == remote
+
+
+def test_a_prompt_that_is_computed_locally_goes_where_no_other_is_before_it() -> None:
+    queued = replace(D0, prefill_tokens_here=500)
+    assert {place([queued, D1], [], seed=seed).decode for seed in range(20)} == {"decode-1"}
+    busy = replace(D1, requests_here=3)
+    assert {place([queued, busy], [], seed=seed).decode for seed in range(20)} == {"decode-0"}
 
 
 def test_rows_that_queue_on_a_decode_rank_send_even_short_prompts_to_a_prefill_rank() -> None:

@@ -10,6 +10,7 @@ from whalepod.cluster.registration import RankInfo, RankRole
 from whalepod.core.clock import Deadline
 from whalepod.core.ids import Incarnation, RankId
 from whalepod.engine.interface import RankLoad
+from whalepod.services.router.cost_meter import CostMeter
 from whalepod.services.router.rank_table import RankTable
 
 
@@ -28,6 +29,17 @@ def rank(name: str, role: RankRole = RankRole.DECODE, **changes: object) -> Rank
         load=RankLoad(running=1, slots_total=8),
     )
     return replace(info, **changes)
+
+
+class StoppedClock:
+    def __init__(self) -> None:
+        self.now_s = 0.0
+
+    def monotonic_s(self) -> float:
+        return self.now_s
+
+    def unix_ms(self) -> int:
+        return int(1000 * self.now_s)
 
 
 class Directory:
@@ -127,6 +139,29 @@ def test_d5_what_other_routers_gave_a_rank_is_seen_in_its_replies() -> None:
     for claim in claims:
         claim.release()
     assert table.candidate(info).busy_share == 5 / 8
+
+
+def test_what_a_rank_has_computed_since_it_began_is_no_longer_before_a_newcomer() -> None:
+    clock = StoppedClock()
+    meter = CostMeter()
+    meter.note_remote(1.0, tokens=1000)
+    info = rank("prefill-0", RankRole.PREFILL_FULL, load=RankLoad(slots_total=8))
+    table = RankTable(Directory(info), meter=meter, clock=clock)
+
+    def queued() -> int:
+        return table.candidate(info).prefill_tokens_queued
+
+    clock.now_s = 5.0
+    first, second = table.claim(info.rank_id, prefill_tokens=1000), table.claim(info.rank_id, prefill_tokens=500)
+    assert queued() == 1500
+    clock.now_s = 5.6
+    assert queued() == 900
+    clock.now_s = 9.0
+    assert queued() == 150, "it is late, not idle"
+    first.finish_prefill()
+    assert queued() == 500
+    second.release()
+    assert queued() == 0
 
 
 def test_room_is_what_other_routers_leave_and_at_least_one_request_a_rank() -> None:
