@@ -160,28 +160,31 @@ def replay(trace: Sequence[Traced], speedup: float, make: Make) -> Result:
     served = [Served(one.tokens) for one in trace]
     pools: list[Ranks] = []
 
+    clock = VirtualClock(loop)
+
     async def run() -> None:
         store = Store()
         ranks = Ranks(
             store,
             {f"prefill-{index}": PrefillRank(store, SPEEDS) for index in range(RANKS)},
-            {f"decode-{index}": DecodeRank(store, SPEEDS, slots=SLOTS) for index in range(RANKS)},
+            {f"decode-{index}": DecodeRank(store, SPEEDS, slots=SLOTS, clock=clock) for index in range(RANKS)},
         )
         pools.append(ranks)
-        contender = make(ranks, VirtualClock(loop))
+        contender = make(ranks, clock)
         tasks: list[asyncio.Task[None]] = []
         for number, one in enumerate(trace):
-            await asyncio.sleep(max(0.0, (one.at_s - trace[0].at_s) / speedup - loop.time()))
-            tasks.append(asyncio.create_task(serve(number, one, contender, ranks, served[number])))
+            await asyncio.sleep(max(0.0, (one.at_s - trace[0].at_s) / speedup - clock.monotonic_s()))
+            tasks.append(asyncio.create_task(serve(number, one, contender, ranks, served[number], clock)))
         await asyncio.gather(*tasks)
 
     run_virtually(loop, run())
     return _result(trace, served, pools[0], speedup)
 
 
-async def serve(number: int, one: Traced, contender: Contender, ranks: Ranks, served: Served) -> None:
-    loop = asyncio.get_running_loop()
-    arrived_s = loop.time()
+async def serve(
+    number: int, one: Traced, contender: Contender, ranks: Ranks, served: Served, clock: VirtualClock
+) -> None:
+    arrived_s = clock.monotonic_s()
     placed: Placed = await contender.place(number, one.chain, one.tokens, one.output_tokens)
     decode = ranks.decode[placed.decode]
     decode.requests += 1
@@ -194,12 +197,12 @@ async def serve(number: int, one: Traced, contender: Contender, ranks: Ranks, se
         else:
             served.hit_tokens = await decode.compute(one.chain, one.tokens)
         await decode.generate(1)
-        served.first_token_s = loop.time() - arrived_s
+        served.first_token_s = clock.monotonic_s() - arrived_s
         placed.first_token()
-        began_s = loop.time()
+        began_s = clock.monotonic_s()
         if one.output_tokens > 1:
             await decode.generate(one.output_tokens - 1)
-            served.token_s = (loop.time() - began_s) / (one.output_tokens - 1)
+            served.token_s = (clock.monotonic_s() - began_s) / (one.output_tokens - 1)
     finally:
         decode.requests -= 1
         placed.end()

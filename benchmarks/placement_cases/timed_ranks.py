@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from whalepod.core.block_keys import BlockHash
+from whalepod.core.clock import Clock
 from whalepod.engine.interface import RankLoad
 
 BLOCK_TOKENS = 512
@@ -93,8 +94,9 @@ class PrefillRank:
 
 
 class DecodeRank:
-    def __init__(self, store: Store, speeds: Speeds, *, slots: int) -> None:
+    def __init__(self, store: Store, speeds: Speeds, *, slots: int, clock: Clock) -> None:
         self._store = store
+        self._clock = clock
         self._speeds = speeds
         self._slots = slots
         self._free = asyncio.Semaphore(slots)
@@ -157,7 +159,7 @@ class DecodeRank:
 
     def _advance(self) -> None:
         """Steps since the last change, at the pace since then."""
-        now_s = asyncio.get_running_loop().time()
+        now_s = self._clock.monotonic_s()
         if self._ends or self._prompts:
             self._steps += (now_s - self._at_s) / self._step_s
             self.busy_s += now_s - self._at_s
