@@ -1,7 +1,8 @@
 """Does `exact` keep its promise? The same requests under random schedules must say the same, bit for bit.
 
 requests ──▶ alone, one after another ──▶ what is right
-         ──▶ schedule: arrivals, neighbours that are dropped, chunk sizes, pools that force preemption ──▶ the same?
+         ──▶ schedule: arrivals, neighbours that are dropped, chunk sizes, drafts, pools that force preemption
+         ──▶ the same?
 
 Two controls show that the check can fail: logits that depend a little on the rows beside them, as those of a kernel
 that is not batch-invariant do, must be seen, and a request whose seed is changed must change.
@@ -31,6 +32,7 @@ from .options import RankOptions
 from .rank_model import RankModel
 from .runner import StepRunner
 from .sampling_params import SamplingParams
+from .speculation.options import SpeculationOptions
 
 TIMEOUT_S: Final = 3600.0
 LEAK: Final = np.float32(2**-20)
@@ -193,8 +195,15 @@ def make_schedule(model: RankModel, plan: DeterminismPlan, cases: Ordered[Case],
         prefix_reuse=rng.random() < 0.7,
         parked_bytes=rng.choice((0, 1 << 30)),
         async_scheduling=rng.random() < 0.7,
+        speculation=_speculation(model, rng),
     )
     return Schedule(options, tuple(arrivals))
+
+
+def _speculation(model: RankModel, rng: Random) -> SpeculationOptions | None:
+    """No drafts, or up to so many in a step."""
+    draft_tokens = rng.randint(0, model.config.dspark_block_size) if model.network.drafter is not None else 0
+    return SpeculationOptions(draft_tokens=draft_tokens) if draft_tokens else None
 
 
 def _tight_blocks(model: RankModel, plan: DeterminismPlan, cases: Ordered[Case], rng: Random) -> int:
