@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from dataclasses import replace
@@ -17,6 +18,8 @@ from whalepod.core.errors import ConfigError, ContextLengthError, InvalidFieldEr
 from whalepod.engine.interface import FinishReason
 from whalepod.engine.llm_outputs import Choice
 from whalepod.model.tiny_checkpoint import write_tiny_checkpoint
+
+ROOT = Path(__file__).parents[2]
 
 
 @cache
@@ -193,8 +196,19 @@ def test_progress_is_shown_on_stderr_only(capsys: pytest.CaptureFixture[str]) ->
 
 
 @pytest.mark.slow
+def test_the_page_runs_as_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_tiny_checkpoint(tmp_path / "model")
+    page = (ROOT / "docs" / "offline.md").read_text(encoding="utf-8")
+    (code,) = re.findall(r"```python\n(.*?)```", page, flags=re.DOTALL)
+    exec(compile(code.replace("CHECKPOINT_DIRECTORY", str(tmp_path / "model")), "offline.md", "exec"), {})
+    *_, formed, _ = capsys.readouterr().out.splitlines()
+    assert formed in ("yes", "no")
+    assert "python examples/offline_inference.py" in page
+
+
+@pytest.mark.slow
 def test_the_example_runs() -> None:
-    example = Path(__file__).parents[2] / "examples" / "offline_inference.py"
+    example = ROOT / "examples" / "offline_inference.py"
     run = subprocess.run([sys.executable, example], capture_output=True, text=True, check=False, timeout=120)
     assert run.returncode == 0, run.stderr
     assert run.stdout.count("->") == 4
