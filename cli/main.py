@@ -54,6 +54,8 @@ COMMANDS: Mapping[str, CommandEntry] = {
     ),
     "canary": CommandEntry("canary", "canary", "Compare a cluster with the single-process oracle, bit for bit."),
     "keys": CommandEntry("keys", "app", "Make API keys, list them, take them back."),
+    "bench": CommandEntry("bench", "app", "Measure the engine: what steps cost, and what drafts are worth."),
+    "dspark": CommandEntry("dspark", "app", "Calibrate the drafter's confidences."),
     "kv": CommandEntry("kv", "app", "Look at the store of KV blocks, purge it, check it, or run its service."),
     "checkpoint": CommandEntry("checkpoint", "app", "Write and inspect checkpoints."),
     "doctor": CommandEntry("doctor", "doctor", "Check this machine and say what is wrong and how to fix it."),

@@ -22,7 +22,7 @@ from .guiding import Guide
 from .interface import StepWork
 from .scheduler import PlannedRows, Scheduler, StepPlan
 from .sequence import Sequence
-from .speculation.budget import BudgetPlanner
+from .speculation.budget import Planner
 
 
 class Pipeline:
@@ -36,7 +36,7 @@ class Pipeline:
         guide: Guide,
         config: ModelConfig,
         steps_ahead: int,
-        planner: BudgetPlanner | None = None,
+        planner: Planner | None = None,
         observe: Callable[[StepWork], None],
     ) -> None:
         """Without a `planner` all drafts are verified. `observe` is told of every step that comes back."""

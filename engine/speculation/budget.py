@@ -68,9 +68,27 @@ class BudgetPlanner:
         return {}
 
 
-def new_planner(options: SpeculationOptions) -> BudgetPlanner | None:
+class ForcedBudget:
+    """For measuring: the same number for every step."""
+
+    def __init__(self, budget: int) -> None:
+        self._budget = budget
+
+    def observe(self, step: int, survivals: Mapping[Holder, NDArray[np.floating[Any]]]) -> None:
+        """Changes nothing."""
+
+    def plan(self, step: int, holders: Sequence[Holder], limits: Sequence[int]) -> int | None:  # noqa: ARG002
+        return self._budget
+
+
+Planner = BudgetPlanner | ForcedBudget
+
+
+def new_planner(options: SpeculationOptions) -> Planner | None:
     """None if no step is planned from confidences: none are asked for, or nobody knows what a row costs, which is said
     once."""
+    if options.forced_budget is not None:
+        return ForcedBudget(options.forced_budget)
     if options.verification is not Verification.FIXED and options.cost is None:
         log.warning("dspark: all drafts are verified, because there is no cost table (whalepod bench verify-cost)")
     if options.verification is not Verification.SCHEDULED or options.cost is None:

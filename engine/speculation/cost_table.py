@@ -121,34 +121,36 @@ class MeasuredStep:
 
 
 def fit_cost(steps: Sequence[MeasuredStep], *, model: str, layout: str, hardware: str, draft_tokens: int) -> CostTable:
-    """Least squares over one term for each count of requests and one for each count of rows, the first of each 0; the
-    draft's is a median. Raises ConfigError if there are no steps."""
+    """Least squares: one term for each count of requests, and rows between knots at powers of two, the first of each 0;
+    the draft's is a median. Raises ConfigError if there are no steps."""
     if not steps:
         raise ConfigError("no steps were measured")
     request_counts = sorted({step.requests for step in steps})
-    row_counts = sorted({step.rows for step in steps})
-    design = np.zeros((len(steps), len(request_counts) + len(row_counts) - 1))
-    for index, step in enumerate(steps):
-        design[index, 0] = 1
-        if step.requests != request_counts[0]:
-            design[index, request_counts.index(step.requests)] = 1
-        if step.rows != row_counts[0]:
-            design[index, len(request_counts) - 1 + row_counts.index(step.rows)] = 1
+    rows = np.array([step.rows for step in steps])
+    knots = _knots(int(rows.min()), int(rows.max()))
+    hats = np.stack([np.interp(rows, knots, np.eye(len(knots))[knot]) for knot in range(1, len(knots))], axis=1)
+    own = np.array([[step.requests == count for count in request_counts[1:]] for step in steps], np.float64)
+    design = np.concatenate((np.ones((len(steps), 1)), own.reshape(len(steps), -1), hats), axis=1)
     seconds = np.array([step.seconds for step in steps])
-    solved = np.linalg.lstsq(design, seconds, rcond=None)[0]
-    by_requests = [0.0, *solved[1 : len(request_counts)].tolist()]
-    by_rows = [0.0, *solved[len(request_counts) :].tolist()]
+    bias, *terms = np.linalg.lstsq(design, seconds, rcond=None)[0].tolist()
+    by_requests, by_rows = [0.0, *terms[: len(request_counts) - 1]], [0.0, *terms[len(request_counts) - 1 :]]
     return CostTable(
-        bias=float(solved[0]),
+        bias=bias,
         requests=list(zip(request_counts, by_requests, strict=True)),
-        rows=list(zip(row_counts, by_rows, strict=True)),
+        rows=list(zip(knots, by_rows, strict=True)),
         draft=[(count, _median_draft(steps, count)) for count in request_counts],
         model=model,
         layout=layout,
         hardware=hardware,
         draft_tokens=draft_tokens,
-        rms_seconds=float(np.sqrt(np.mean((design @ solved - seconds) ** 2))),
+        rms_seconds=float(np.sqrt(np.mean((design @ np.array([bias, *terms]) - seconds) ** 2))),
     )
+
+
+def _knots(low: int, high: int) -> list[int]:
+    """Powers of two between the ends, and the ends."""
+    powers = itertools.takewhile(lambda power: power < high, (2**exponent for exponent in itertools.count()))
+    return sorted({low, high, *(power for power in powers if power > low)})
 
 
 def read_table(path: Path, *, schema: str) -> Mapping[str, Any]:

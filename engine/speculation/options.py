@@ -60,6 +60,8 @@ class SpeculationOptions:
     """Trimming that gains less is left alone."""
     lag_steps: int = 2
     """Age of the confidences that a step's budget is planned from."""
+    forced_budget: int | None = None
+    """For measuring: drafts that a step verifies together, instead of those that pay."""
     simulated_acceptance: float | None = None
     """For measuring: the chance that a draft stands, whatever it is. Answers are nonsense."""
 

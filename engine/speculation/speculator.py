@@ -126,7 +126,8 @@ class Speculator:
         """Drafts that are verified. A request that may not be trimmed keeps all of its own."""
         options = self.options
         trims = np.array([each.trims for each in candidates])
-        if survival is None or options.verification is Verification.FIXED or not trims.any():
+        fixed = options.verification is Verification.FIXED and options.forced_budget is None
+        if survival is None or fixed or not trims.any():
             return limits
         if options.verification is Verification.EARLY_STOP:
             if options.cost is None:
@@ -192,4 +193,4 @@ class _DraftChooser:
         self._columns.append(ids)
         if self._keeps_laws:
             self._laws.append(weights)
-        return torch.from_numpy(ids)
+        return torch.from_numpy(ids).to(logits.device)

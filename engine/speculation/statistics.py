@@ -51,6 +51,8 @@ class SpeculationCounts:
     draft_seconds: float = 0.0
     drafted: Floats = field(init=False)
     verified: Floats = field(init=False)
+    tried: Floats = field(init=False)
+    """Verified, and all before them stood."""
     accepted: Floats = field(init=False)
     confidence: Floats = field(init=False)
     """Sum of survivals of verified drafts."""
@@ -58,7 +60,7 @@ class SpeculationCounts:
     """[columns, bins, 3]: of verified drafts, how many there were, the sum of their survivals, how many stood."""
 
     def __post_init__(self) -> None:
-        self.drafted, self.verified, self.accepted, self.confidence = np.zeros((4, self.columns))
+        self.drafted, self.verified, self.tried, self.accepted, self.confidence = np.zeros((5, self.columns))
         self.bins = np.zeros((self.columns, BINS, 3))
 
     def add(self, work: SpeculationWork, *, seconds: float = 0.0) -> None:
@@ -72,6 +74,7 @@ class SpeculationCounts:
             self.emitted += request.accepted + 1
             self.drafted += column < request.drafted
             self.verified += column < request.verified
+            self.tried += (column < request.verified) & (column <= request.accepted)
             self.accepted += column < request.accepted
             if request.survival is not None:
                 seen = column[: request.verified]
@@ -99,9 +102,7 @@ class SpeculationCounts:
     @property
     def acceptance(self) -> Sequence[float]:
         """Chance that a verified draft stands if those before it do, by column."""
-        reached = np.concatenate(([self.request_steps], self.accepted[:-1]))
-        tried = np.minimum(self.verified, reached)
-        return (self.accepted / np.maximum(tried, 1)).tolist()
+        return (self.accepted / np.maximum(self.tried, 1)).tolist()
 
     @property
     def calibration_error(self) -> Sequence[float]:
