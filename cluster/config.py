@@ -14,16 +14,9 @@ from pydantic import BaseModel, ConfigDict, Field, SecretStr, model_validator
 from whalepod.core.credentials import SECRET_BYTES_MIN, ClusterSecret
 from whalepod.core.errors import ConfigError
 from whalepod.engine.interface import Fidelity
-from whalepod.engine.speculation.options import (
-    Acceptance,
-    DraftSampling,
-    SpeculationOptions,
-    Verification,
-    speculation_for,
-)
-from whalepod.model.config import ModelConfig
 
 from .config_checks import contradictions, port_clashes
+from .dspark_settings import DsparkSettings
 from .registration import RankRole
 
 METRICS_PORT_OFFSET = 1000
@@ -107,56 +100,6 @@ class EngineSettings(_Section):
     async_scheduling: bool = Field(
         default=True, description="plan a step while the one before it is computed; changes no token"
     )
-
-
-class DsparkSettings(_Section):
-    """Drafts on decode ranks. They change no law of what is said, and no token of greedy and seeded requests."""
-
-    draft_tokens: int | None = Field(
-        default=None, ge=0, description="drafts of a request in a step; 0: none; default: what the model can draft"
-    )
-    verification: Verification = Field(
-        default=Verification.FIXED,
-        description="how many drafts are verified: fixed (all), scheduled or early_stop (what pays, by cost_table)",
-    )
-    acceptance: Acceptance = Field(
-        default=Acceptance.AUTO,
-        description="what makes a draft stand: rejection, coupled, auto (coupled for seeded requests)",
-    )
-    draft_sampling: DraftSampling = Field(
-        default=DraftSampling.SAMPLE, description="how drafts are chosen above temperature 0: sample, greedy"
-    )
-    cost_table: Path | None = Field(
-        default=None, description="what steps cost, from `whalepod bench verify-cost`; unset: all drafts are verified"
-    )
-    temperature_table: Path | None = Field(
-        default=None, description="calibration of confidences, from `whalepod dspark calibrate`; unset: none"
-    )
-    budget_lag: int = Field(
-        default=2, ge=1, description="scheduled: age in steps of the confidences that a step is planned from"
-    )
-    gain_min: float = Field(default=0.02, ge=0, description="verify all drafts where trimming gains less than this")
-    simulate_acceptance: float | None = Field(
-        default=None, ge=0, le=1, description="FOR MEASURING ONLY: chance that a draft stands; answers become nonsense"
-    )
-
-    def options(self, model: ModelConfig) -> SpeculationOptions | None:
-        """For a rank of this model; None: it does not draft. Reads the tables. Raises ConfigError."""
-        wanted = SpeculationOptions(
-            verification=self.verification,
-            acceptance=self.acceptance,
-            draft_sampling=self.draft_sampling,
-            gain_min=self.gain_min,
-            lag_steps=self.budget_lag,
-            simulated_acceptance=self.simulate_acceptance,
-        )
-        return speculation_for(
-            model,
-            wanted,
-            draft_tokens=self.draft_tokens,
-            cost_table=self.cost_table,
-            temperature_table=self.temperature_table,
-        )
 
 
 class FidelitySettings(_Section):

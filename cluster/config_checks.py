@@ -5,25 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from whalepod.engine.speculation.options import Verification
-
 if TYPE_CHECKING:
     from .config import ClusterConfig
 
 
 def contradictions(config: ClusterConfig) -> Iterator[str]:
     """A sentence for each two settings that cannot both be."""
-    router, dspark = config.router, config.dspark
-    if dspark.draft_tokens == 0:
-        asked = [
-            name
-            for name in ("cost_table", "temperature_table", "simulate_acceptance")
-            if getattr(dspark, name) is not None
-        ]
-        if dspark.verification is not Verification.FIXED:
-            asked.insert(0, "verification")
-        for name in asked:
-            yield f"dspark.{name} is set, but dspark.draft_tokens is 0: nothing is drafted"
+    router = config.router
     if config.secret is not None and config.secret_file is not None:
         yield "secret and secret_file are both set: keep one"
     if router.remote_prefill == "always" and config.prefill.replicas == 0:

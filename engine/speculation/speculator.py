@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from whalepod.core.clock import Clock
 from whalepod.engine.sampling import DrawRow, Ids, Logits, Sampler, are_numbers, draw_ids, process_rows
+from whalepod.kernels.numerics import whole_batches
 from whalepod.model.draft import Anchor, Chooser, Drafts
 
 from .options import DraftSampling, SpeculationOptions, Verification
@@ -40,7 +41,7 @@ class Candidate:
     coupled: bool
     """Its drafts are judged by coupling: they share the target's noise."""
     trims: bool
-    """How many of its drafts are verified may depend on other requests."""
+    """How many of its drafts are verified, and the last bits of their logits, may depend on other requests."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +98,8 @@ class Speculator:
         started_s = self._clock.monotonic_s()
         chooser = _DraftChooser(candidates, greedy=self.options.draft_sampling is DraftSampling.GREEDY)
         try:
-            drafts = self._draft([each.anchor for each in candidates], chooser.choose, self.options.draft_tokens)
+            with whole_batches(all(each.trims for each in candidates)):
+                drafts = self._draft([each.anchor for each in candidates], chooser.choose, self.options.draft_tokens)
         except AssertionError:
             raise
         except Exception:

@@ -1,0 +1,82 @@
+"""Settings of DSpark: one section of `ClusterConfig`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Self
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from whalepod.engine.speculation.options import (
+    Acceptance,
+    DraftSampling,
+    SpeculationOptions,
+    Verification,
+    speculation_for,
+)
+from whalepod.model.config import ModelConfig
+
+
+class DsparkSettings(BaseModel):
+    """Drafts on decode ranks. They change no law of what is said, and no token of greedy and seeded requests."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
+
+    draft_tokens: int | None = Field(
+        default=None, ge=0, description="drafts of a request in a step; 0: none; default: what the model can draft"
+    )
+    verification: Verification = Field(
+        default=Verification.FIXED,
+        description="how many drafts are verified: fixed (all), scheduled or early_stop (what pays, by cost_table)",
+    )
+    acceptance: Acceptance = Field(
+        default=Acceptance.AUTO,
+        description="what makes a draft stand: rejection, coupled, auto (coupled for seeded requests)",
+    )
+    draft_sampling: DraftSampling = Field(
+        default=DraftSampling.SAMPLE, description="how drafts are chosen above temperature 0: sample, greedy"
+    )
+    cost_table: Path | None = Field(
+        default=None, description="what steps cost, from `whalepod bench verify-cost`; unset: all drafts are verified"
+    )
+    temperature_table: Path | None = Field(
+        default=None, description="calibration of confidences, from `whalepod dspark calibrate`; unset: none"
+    )
+    budget_lag: int = Field(
+        default=2, ge=1, description="scheduled: age in steps of the confidences that a step is planned from"
+    )
+    gain_min: float = Field(default=0.02, ge=0, description="verify all drafts where trimming gains less than this")
+    simulate_acceptance: float | None = Field(
+        default=None, ge=0, le=1, description="FOR MEASURING ONLY: chance that a draft stands; answers become nonsense"
+    )
+
+    @model_validator(mode="after")
+    def _drafts_if_anything_is_said_of_them(self) -> Self:
+        said = {
+            "verification": self.verification is not Verification.FIXED,
+            "cost_table": self.cost_table is not None,
+            "temperature_table": self.temperature_table is not None,
+            "simulate_acceptance": self.simulate_acceptance is not None,
+        }
+        for name, is_said in said.items():
+            if is_said and self.draft_tokens == 0:
+                raise ValueError(f"dspark.{name} is set, but dspark.draft_tokens is 0: nothing is drafted")
+        return self
+
+    def options(self, model: ModelConfig) -> SpeculationOptions | None:
+        """For a rank of this model; None: it does not draft. Reads the tables. Raises ConfigError."""
+        wanted = SpeculationOptions(
+            verification=self.verification,
+            acceptance=self.acceptance,
+            draft_sampling=self.draft_sampling,
+            gain_min=self.gain_min,
+            lag_steps=self.budget_lag,
+            simulated_acceptance=self.simulate_acceptance,
+        )
+        return speculation_for(
+            model,
+            wanted,
+            draft_tokens=self.draft_tokens,
+            cost_table=self.cost_table,
+            temperature_table=self.temperature_table,
+        )
