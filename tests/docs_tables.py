@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 
+from tests.failure_rows import rows_of_table
 from tests.house_rules import PRODUCT_FOLDERS, ROOT, Source, read_sources
 from whalepod.cluster.config_sources import settings
 
@@ -85,6 +86,10 @@ def settings_table() -> str:
     return _table(("YAML key", "flag", "variable", "default", "meaning"), rows)
 
 
+def failure_table(sources: Iterable[Source]) -> str:
+    return _table(("row", "what happens", "tests", "run"), rows_of_table(sources))
+
+
 def _shown(value: object) -> str:
     if value is None:
         return ""
@@ -105,6 +110,7 @@ def tables() -> dict[Path, tuple[str, str]]:
     return {
         ROOT / "docs/metrics.md": ("metrics", metrics_table(read_sources(folders=PRODUCT_FOLDERS))),
         ROOT / "docs/configuration.md": ("settings", settings_table()),
+        ROOT / "docs/kvstore.md": ("failure rows", failure_table(read_sources(folders=("tests",)))),
     }
 
 

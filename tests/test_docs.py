@@ -8,6 +8,7 @@ from pathlib import Path, PurePosixPath
 import pytest
 
 from tests.docs_tables import DeclaredMetric, declared_metrics, tables, with_table
+from tests.failure_rows import ROWS, row_tests
 from tests.house_rules import PRODUCT_FOLDERS, ROOT, Source, read_sources
 from whalepod.cli.main import COMMANDS
 
@@ -18,6 +19,10 @@ PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglo
 def test_the_page_lists_what_the_code_declares(path: Path) -> None:
     page = path.read_text(encoding="utf-8")
     assert with_table(page, *tables()[path]) == page, f"run `make docs`, and read what changed in {path.name}"
+
+
+def test_every_row_of_the_failure_table_has_a_test_that_is_named_after_it() -> None:
+    assert {test.row for test in row_tests(read_sources(folders=("tests",)))} == set(ROWS)
 
 
 def test_every_metric_that_the_code_names_is_on_the_page() -> None:

@@ -71,7 +71,7 @@ def test_garbage_is_refused(data: bytes) -> None:
         open_registration(data, SECRET, now_unix_ms=NOW)
 
 
-def test_an_incompatible_rank_is_refused_with_both_layouts_named() -> None:
+def test_f26_an_incompatible_rank_is_refused_with_both_layouts_named() -> None:
     reason = RANK.incompatibility(model="whale", namespace=b"m" * 16, layout="B=256")
     assert reason is not None
     assert "B=64" in reason

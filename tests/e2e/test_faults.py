@@ -61,7 +61,7 @@ def pieces(response: httpx.Response) -> Iterator[str]:
     raise AssertionError("the stream broke off")
 
 
-def test_redis_killed_in_mid_stream_costs_hits_and_no_token_and_comes_back(cluster: ServedCluster) -> None:
+def test_f2_redis_killed_in_mid_stream_costs_hits_and_no_token_and_comes_back(cluster: ServedCluster) -> None:
     salt = mint_request_id().hex()
     fields = {"max_tokens": 40, "ignore_eos": True, "cache_salt": salt}
     truth = text_of(ask(cluster, LONG_PROMPT, **fields))

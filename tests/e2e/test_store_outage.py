@@ -74,7 +74,7 @@ def until(condition: Callable[[], bool], *, within_s: float) -> bool:
 
 
 @pytest.mark.timeout(240)
-def test_a_frozen_store_costs_little_goodput_and_no_request(cluster: ServedCluster) -> None:
+def test_f4_a_frozen_store_costs_little_goodput_and_no_request(cluster: ServedCluster) -> None:
     truth = complete(cluster, "truth").json()["choices"][0]["text"]
     before = goodput(cluster, truth)
     redis = psutil.Process(cluster.pid_on_port(cluster.config.redis_port))
@@ -91,7 +91,7 @@ def test_a_frozen_store_costs_little_goodput_and_no_request(cluster: ServedClust
 
 
 @pytest.mark.timeout(300)
-def test_a_dead_store_costs_little_goodput_and_no_request(cluster: ServedCluster) -> None:
+def test_f2_f4_a_dead_store_costs_little_goodput_and_no_request(cluster: ServedCluster) -> None:
     truth = complete(cluster, "truth").json()["choices"][0]["text"]
     before = goodput(cluster, truth)
     handed_before = handed_off(cluster)

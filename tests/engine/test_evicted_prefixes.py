@@ -8,6 +8,7 @@ from random import Random
 import pytest
 
 from tests.engine.engine_world import GREEDY, OPTIONS, SEEDED, World, decode, oracle, prefill, prompt_of, tiny_model
+from tests.engine.memory_store import MemoryStore
 from whalepod.core.ids import Incarnation
 from whalepod.engine.interface import Fidelity
 from whalepod.kvstore.client import KvClient
@@ -52,16 +53,24 @@ def play(lossy: Lossy, draw: Random) -> int:
     return heard.end.cached_tokens
 
 
-def test_lost_blocks_and_snapshots_change_no_token() -> None:
+def test_f15_f16_lost_blocks_and_snapshots_change_no_token() -> None:
     lossy, draw = Lossy(1), Random(1)
     assert sum(play(lossy, draw) for _ in range(8)) > 0
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_lost_blocks_and_snapshots_change_no_token_in_two_hundred_rounds() -> None:
+def test_f15_f16_lost_blocks_and_snapshots_change_no_token_in_two_hundred_rounds() -> None:
     lossy, draw = Lossy(2), Random(2)
     hits = [play(lossy, draw) for _ in range(200)]
     assert sum(hit > 0 for hit in hits) > 50
     assert sum(hit == 0 for hit in hits) > 50
     assert lossy.transport.steps > 2000
+
+
+def test_f27_a_snapshot_of_another_kind_costs_its_rows_and_no_token() -> None:
+    store = MemoryStore(changed=lambda value: replace(value, mode=value.mode ^ 1))
+    handoff = prefill(World(store=store), prompt_of(75))
+    heard = decode(World(store=store), prompt_of(75), handoff)
+    assert tuple(heard.tokens) == oracle(75)
+    assert "get_snapshot" in store.calls

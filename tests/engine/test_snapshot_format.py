@@ -17,7 +17,7 @@ def _as_float32(value: float) -> float:
     return struct.unpack("<f", struct.pack("<f", value))[0]
 
 
-def test_stamps_tell_the_kinds_apart_and_from_strangers() -> None:
+def test_f27_stamps_tell_the_kinds_apart_and_from_strangers() -> None:
     assert {kind_of(mode_of(kind)) for kind in SnapshotKind} == set(SnapshotKind)
     assert kind_of(0) is None
     assert kind_of(mode_of(SnapshotKind.FULL) ^ 0x0100) is None

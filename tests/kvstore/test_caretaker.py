@@ -46,7 +46,7 @@ def test_stats_tell_who_has_how_much(server: RedisServer, open_client: OpenClien
     care.close()
 
 
-def test_a_purge_removes_one_owners_blocks_and_no_others(server: RedisServer, open_client: OpenClient) -> None:
+def test_f29_a_purge_removes_one_owners_blocks_and_no_others(server: RedisServer, open_client: OpenClient) -> None:
     client = open_client(server.address)
     put(client, chain(20, salt=b"1"), ONE)
     put(client, chain(5, salt=b"2"), OTHER)

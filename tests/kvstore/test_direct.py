@@ -76,7 +76,7 @@ def test_the_store_is_asked_first_and_the_rank_for_what_it_lost(server: RedisSer
     assert taker.fetch_blocks(keys, buffers(32), deadline=soon(), handed_off_by=address).count == 32
 
 
-def test_a_dead_store_costs_a_hand_off_little_time(start_server: StartServer, open_rank: OpenRank) -> None:
+def test_f4_a_dead_store_costs_a_hand_off_little_time(start_server: StartServer, open_rank: OpenRank) -> None:
     server = start_server()
     giver, address = open_rank(server.address, serves=True)
     taker, _ = open_rank(server.address)

@@ -28,7 +28,7 @@ HANDOFF = handoff_snapshot_key(RequestId(b"r" * 16), 1)
 
 
 @pytest.mark.parametrize("fault", [fault for fault in Fault if fault is not Fault.NONE], ids=lambda fault: fault.value)
-def test_f2_to_f17_no_fault_by_itself_gives_a_wrong_byte_or_a_late_answer(fault: Fault) -> None:
+def test_f2_f3_f5_f12_f15_f17_no_fault_by_itself_gives_a_wrong_byte_or_a_late_answer(fault: Fault) -> None:
     for seed in range(3):
         report = check_schedule(FaultSchedule(seed=seed, rates={fault: 0.2}))
         assert (report.wrong, report.late) == (0, 0)

@@ -18,7 +18,7 @@ def quiet(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.CRITICAL, logger="whalepod.kvstore")
 
 
-def test_no_fault_gives_a_wrong_byte_or_a_late_answer() -> None:
+def test_f2_f3_f5_f12_f15_f17_f24_no_fault_gives_a_wrong_byte_or_a_late_answer() -> None:
     report = check_faults(seeds=5)
     assert (report.cases, report.wrong, report.late) == (50, 0, 0)
     assert report.blocks_hit > 500
@@ -26,7 +26,7 @@ def test_no_fault_gives_a_wrong_byte_or_a_late_answer() -> None:
 
 
 @pytest.mark.slow
-def test_no_fault_gives_a_wrong_byte_in_a_hundred_thousand_rounds() -> None:
+def test_f2_f3_f5_f12_f15_f17_f24_no_fault_gives_a_wrong_byte_in_a_hundred_thousand_rounds() -> None:
     report = check_faults(seeds=420, first_seed=1000)
     assert report.calls > 100_000
     assert (report.wrong, report.late) == (0, 0)

@@ -92,7 +92,7 @@ UNSOUND = {
 
 @pytest.mark.parametrize("position", [0, 7, 15])
 @pytest.mark.parametrize("reply", SOUND.values(), ids=SOUND)
-def test_one_wrong_reply_costs_its_block_and_not_the_connection(
+def test_f8_f17_one_wrong_reply_costs_its_block_and_not_the_connection(
     scripted: StartScripted, open_client: OpenClient, reply: bytes, position: int
 ) -> None:
     wrong = [True]
@@ -110,7 +110,7 @@ def test_one_wrong_reply_costs_its_block_and_not_the_connection(
 
 @pytest.mark.parametrize("position", [0, 7, 15])
 @pytest.mark.parametrize("reply", UNSOUND.values(), ids=UNSOUND)
-def test_a_reply_that_makes_no_sense_costs_the_connection_and_no_wrong_byte(
+def test_f9_f12_a_reply_that_makes_no_sense_costs_the_connection_and_no_wrong_byte(
     scripted: StartScripted, open_client: OpenClient, reply: bytes, position: int
 ) -> None:
     wrong = [True]
@@ -128,7 +128,7 @@ def test_a_reply_that_makes_no_sense_costs_the_connection_and_no_wrong_byte(
 
 @pytest.mark.parametrize("cut", [0, 1, 5, 8, 100, 255, 264, 265, 3000, 5264])
 @pytest.mark.parametrize("way", ["close", "stall"])
-def test_a_reply_that_stops_anywhere_is_a_miss_in_time(
+def test_f12_a_reply_that_stops_anywhere_is_a_miss_in_time(
     scripted: StartScripted, open_client: OpenClient, cut: int, way: str
 ) -> None:
     released = threading.Event()
@@ -151,7 +151,7 @@ def test_a_reply_that_stops_anywhere_is_a_miss_in_time(
     assert fetched(client) == 16
 
 
-def test_a_late_reply_never_answers_the_next_question(scripted: StartScripted, open_client: OpenClient) -> None:
+def test_f12_a_late_reply_never_answers_the_next_question(scripted: StartScripted, open_client: OpenClient) -> None:
     asked, release = threading.Event(), threading.Event()
 
     def handler(words: list[bytes]) -> bytes:
@@ -171,7 +171,7 @@ def test_a_late_reply_never_answers_the_next_question(scripted: StartScripted, o
         assert bytes(one[0]) == payload_of(key)
 
 
-def test_unasked_bytes_on_an_idle_connection_are_not_an_answer(
+def test_f12_unasked_bytes_on_an_idle_connection_are_not_an_answer(
     scripted: StartScripted, open_client: OpenClient
 ) -> None:
     def handler(words: list[bytes]) -> bytes:
@@ -188,7 +188,7 @@ def test_unasked_bytes_on_an_idle_connection_are_not_an_answer(
 
 @pytest.mark.parametrize("code", ["OOM", "MISCONF", "NOREPLICAS", "TRYAGAIN", "SOMETHING"])
 @pytest.mark.parametrize("position", [0, 7, 15])
-def test_a_refused_write_ends_the_prefix_that_is_held(
+def test_f5_a_refused_write_ends_the_prefix_that_is_held(
     scripted: StartScripted, open_client: OpenClient, code: str, position: int
 ) -> None:
     def handler(words: list[bytes]) -> bytes:
@@ -226,7 +226,7 @@ def test_a_server_that_hangs_up_is_not_hammered(scripted: StartScripted, open_cl
 
 
 @pytest.mark.parametrize("code", ["NOAUTH Authentication required.", "WRONGPASS bad", "NOPERM no"])
-def test_a_refusal_in_mid_life_disables_the_store_quietly(
+def test_f11_a_refusal_in_mid_life_disables_the_store_quietly(
     scripted: StartScripted, open_client: OpenClient, code: str
 ) -> None:
     def handler(words: list[bytes]) -> bytes:
@@ -240,7 +240,7 @@ def test_a_refusal_in_mid_life_disables_the_store_quietly(
     assert not any(words[0] == b"SET" for words in server.commands)
 
 
-def test_a_server_with_too_many_clients_is_not_given_up(scripted: StartScripted, open_client: OpenClient) -> None:
+def test_f9_a_server_with_too_many_clients_is_not_given_up(scripted: StartScripted, open_client: OpenClient) -> None:
     full = [True]
 
     def handler(words: list[bytes]) -> bytes | None:
@@ -267,7 +267,9 @@ def test_every_command_dies_and_nothing_is_raised(scripted: StartScripted, open_
         assert client.unlink([HANDOFF], deadline=soon(0.2)) == 0
 
 
-def test_a_header_that_promises_terabytes_allocates_nothing(scripted: StartScripted, open_client: OpenClient) -> None:
+def test_f17_a_header_that_promises_terabytes_allocates_nothing(
+    scripted: StartScripted, open_client: OpenClient
+) -> None:
     def handler(words: list[bytes]) -> bytes:
         if words[0] == b"GET":
             value = b"".join(WRITER.snapshot(HANDOFF, snapshot(), life_ms=1).pieces)

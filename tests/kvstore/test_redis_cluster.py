@@ -38,7 +38,7 @@ def test_runs_spread_over_the_primaries_and_are_found(cluster: RedisCluster, ope
     assert fetch(open_client(*(node.address for node in cluster.nodes), cluster=True), keys) == 256
 
 
-def test_blocks_are_found_in_every_moment_of_resharding(cluster: RedisCluster, open_client: OpenClient) -> None:
+def test_f7_f8_blocks_are_found_in_every_moment_of_resharding(cluster: RedisCluster, open_client: OpenClient) -> None:
     """F7, F8: MOVED and ASK are followed, and a batch may lie on two nodes."""
     keys = chain(16)
     client = open_client(cluster.primaries[0].address, cluster=True, touch_interval_s=0.0, missing_life_s=0.0)
@@ -59,7 +59,7 @@ def test_blocks_are_found_in_every_moment_of_resharding(cluster: RedisCluster, o
     assert client.lookup(keys, deadline=soon()) == 16
 
 
-def test_a_dead_primary_costs_its_blocks_for_seconds_and_no_call_its_deadline(
+def test_f6_f13_a_dead_primary_costs_its_blocks_for_seconds_and_no_call_its_deadline(
     cluster: RedisCluster, open_client: OpenClient
 ) -> None:
     """F6, F13: a replica takes over, and is found without anybody being told."""

@@ -59,7 +59,7 @@ def fetch(client: KvClient, keys: list[BlockKey], *, seconds: float = 5.0) -> in
     return fetched.count
 
 
-def test_an_absent_server_is_a_quick_miss_and_is_found_once_it_is_there(
+def test_f1_an_absent_server_is_a_quick_miss_and_is_found_once_it_is_there(
     start_server: StartServer, open_client: OpenClient
 ) -> None:
     server = start_server()
@@ -74,13 +74,15 @@ def test_an_absent_server_is_a_quick_miss_and_is_found_once_it_is_there(
     assert fetch(client, keys) == 4
 
 
-def test_a_name_that_leads_nowhere_is_a_miss(open_client: OpenClient) -> None:
+def test_f1_a_name_that_leads_nowhere_is_a_miss(open_client: OpenClient) -> None:
     client = open_client(StoreAddress(path="/nonexistent/socket"), StoreAddress(host="store.invalid"))
     assert client.put_blocks(to_put(chain(4)), deadline=soon(1)) == 0
     assert client.lookup(chain(4), deadline=soon(1)) == 0
 
 
-def test_killed_under_load_nobody_waits_and_hits_come_back(start_server: StartServer, open_client: OpenClient) -> None:
+def test_f2_killed_under_load_nobody_waits_and_hits_come_back(
+    start_server: StartServer, open_client: OpenClient
+) -> None:
     server = start_server()
     client = open_client(server.address)
     keys = chain(64)
@@ -109,7 +111,7 @@ def test_killed_under_load_nobody_waits_and_hits_come_back(start_server: StartSe
 
 
 @pytest.mark.parametrize("way", ["pause", "sleep", "freeze"])
-def test_a_server_that_stops_answering_costs_no_more_than_the_deadline(
+def test_f3_f12_a_server_that_stops_answering_costs_no_more_than_the_deadline(
     start_server: StartServer, open_client: OpenClient, way: str
 ) -> None:
     server = start_server()
@@ -154,7 +156,9 @@ def test_an_expired_deadline_is_a_miss_that_costs_no_connection(server: RedisSer
     assert server.call("INFO", "stats")["total_connections_received"] <= connections + 1  # the question's own
 
 
-def test_a_restarted_server_is_used_by_the_very_next_call(start_server: StartServer, open_client: OpenClient) -> None:
+def test_f12_a_restarted_server_is_used_by_the_very_next_call(
+    start_server: StartServer, open_client: OpenClient
+) -> None:
     server = start_server()
     client = open_client(server.address)
     keys = chain(4)
@@ -165,7 +169,7 @@ def test_a_restarted_server_is_used_by_the_very_next_call(start_server: StartSer
     assert client.put_blocks(to_put(keys), deadline=soon()) == 4
 
 
-def test_connections_that_the_server_closed_are_not_used(server: RedisServer, open_client: OpenClient) -> None:
+def test_f12_connections_that_the_server_closed_are_not_used(server: RedisServer, open_client: OpenClient) -> None:
     client = open_client(server.address)
     keys = chain(4)
     client.put_blocks(to_put(keys), deadline=soon())
@@ -175,7 +179,7 @@ def test_connections_that_the_server_closed_are_not_used(server: RedisServer, op
         assert fetch(client, keys) == 4
 
 
-def test_a_full_server_drops_writes_and_keeps_serving(start_server: StartServer, open_client: OpenClient) -> None:
+def test_f5_a_full_server_drops_writes_and_keeps_serving(start_server: StartServer, open_client: OpenClient) -> None:
     server = start_server("--maxmemory", "3mb", "--maxmemory-policy", "noeviction")
     client = open_client(server.address)
     keys = chain(1000)
@@ -190,7 +194,7 @@ def test_a_full_server_drops_writes_and_keeps_serving(start_server: StartServer,
     assert fetch(client, keys[:16]) == 16
 
 
-def test_an_evicting_server_keeps_prefixes_and_never_a_wrong_byte(
+def test_f15_f16_an_evicting_server_keeps_prefixes_and_never_a_wrong_byte(
     start_server: StartServer, open_client: OpenClient
 ) -> None:
     server = start_server("--maxmemory", "3mb", "--maxmemory-policy", "volatile-ttl", "--maxmemory-samples", "10")
@@ -202,7 +206,7 @@ def test_an_evicting_server_keeps_prefixes_and_never_a_wrong_byte(
         assert 0 < fetch(client, keys) <= client.lookup(keys, deadline=soon()) + 64
 
 
-def test_a_replica_is_read_and_not_written(start_server: StartServer, open_client: OpenClient) -> None:
+def test_f6_a_replica_is_read_and_not_written(start_server: StartServer, open_client: OpenClient) -> None:
     primary, replica = start_server(), start_server()
     client = open_client(replica.address)
     keys = chain(4)
@@ -214,7 +218,7 @@ def test_a_replica_is_read_and_not_written(start_server: StartServer, open_clien
     assert until(lambda: client.put_blocks(to_put(keys), deadline=soon()) == 4, within_s=1)
 
 
-def test_a_replica_without_its_primary_is_a_miss(start_server: StartServer, open_client: OpenClient) -> None:
+def test_f9_a_replica_without_its_primary_is_a_miss(start_server: StartServer, open_client: OpenClient) -> None:
     server = start_server("--replica-serve-stale-data", "no")
     client = open_client(server.address)
     keys = chain(4)
@@ -226,7 +230,7 @@ def test_a_replica_without_its_primary_is_a_miss(start_server: StartServer, open
     assert until(lambda: fetch(client, keys) == 4, within_s=2)
 
 
-def test_a_busy_script_is_waited_out_as_a_fault(start_server: StartServer, open_client: OpenClient) -> None:
+def test_f10_a_busy_script_is_waited_out_as_a_fault(start_server: StartServer, open_client: OpenClient) -> None:
     server = start_server("--lua-time-limit", "10")
     client = open_client(server.address)
     keys = chain(4)
@@ -245,7 +249,7 @@ def test_a_busy_script_is_waited_out_as_a_fault(start_server: StartServer, open_
 
 
 @pytest.mark.parametrize("password", ["", "wrong"])
-def test_a_server_that_refuses_us_is_given_up_and_says_so(
+def test_f11_a_server_that_refuses_us_is_given_up_and_says_so(
     start_server: StartServer, open_client: OpenClient, password: str
 ) -> None:
     server = start_server()
@@ -287,7 +291,7 @@ def test_a_user_without_scripts_still_reads_and_writes(start_server: StartServer
     assert reader.healthy
 
 
-def test_scripts_that_the_server_forgot_are_sent_again(server: RedisServer, open_client: OpenClient) -> None:
+def test_f10_scripts_that_the_server_forgot_are_sent_again(server: RedisServer, open_client: OpenClient) -> None:
     client = open_client(server.address, touch_interval_s=0.0)
     keys = chain(4)
     client.put_blocks(to_put(keys, exact=False), deadline=soon())
@@ -298,7 +302,7 @@ def test_scripts_that_the_server_forgot_are_sent_again(server: RedisServer, open
     assert client.fetch_blocks(keys, buffers(4), deadline=soon()).exact == (True,) * 4
 
 
-def test_blocks_deleted_between_lookup_and_fetch_shorten_the_prefix(
+def test_f15_f16_blocks_deleted_between_lookup_and_fetch_shorten_the_prefix(
     server: RedisServer, open_client: OpenClient
 ) -> None:
     client = open_client(server.address)
@@ -313,7 +317,7 @@ def test_blocks_deleted_between_lookup_and_fetch_shorten_the_prefix(
 
 
 @pytest.mark.parametrize("at", [0, 5, 9, 40, 70, 98, 106, 115, 154, 249, 255, 256, 5000])
-def test_a_changed_byte_is_a_miss_and_the_value_is_removed(
+def test_f17_a_changed_byte_is_a_miss_and_the_value_is_removed(
     server: RedisServer, open_client: OpenClient, at: int
 ) -> None:
     client = open_client(server.address)
@@ -329,7 +333,7 @@ def test_a_changed_byte_is_a_miss_and_the_value_is_removed(
 
 
 @pytest.mark.parametrize("length", [0, 1, 255, 256, 5255, 5257, 9000, 6_000_000])
-def test_a_value_of_another_length_is_a_miss_and_is_removed(
+def test_f17_a_value_of_another_length_is_a_miss_and_is_removed(
     server: RedisServer, open_client: OpenClient, length: int
 ) -> None:
     client = open_client(server.address)
@@ -343,7 +347,7 @@ def test_a_value_of_another_length_is_a_miss_and_is_removed(
     assert fetch(client, keys[8:]) == 12
 
 
-def test_a_block_under_another_blocks_name_is_a_miss_and_is_removed(
+def test_f17_a_block_under_another_blocks_name_is_a_miss_and_is_removed(
     server: RedisServer, open_client: OpenClient
 ) -> None:
     client = open_client(server.address)
@@ -354,7 +358,7 @@ def test_a_block_under_another_blocks_name_is_a_miss_and_is_removed(
     assert server.call("EXISTS", block_store_key(keys[1])) == 0
 
 
-def test_another_type_under_a_blocks_name_is_a_miss(server: RedisServer, open_client: OpenClient) -> None:
+def test_f17_another_type_under_a_blocks_name_is_a_miss(server: RedisServer, open_client: OpenClient) -> None:
     client = open_client(server.address)
     keys = chain(4)
     client.put_blocks(to_put(keys), deadline=soon())
@@ -365,7 +369,7 @@ def test_another_type_under_a_blocks_name_is_a_miss(server: RedisServer, open_cl
     assert client.healthy
 
 
-def test_a_corrupt_snapshot_is_a_miss_and_is_removed(server: RedisServer, open_client: OpenClient) -> None:
+def test_f17_a_corrupt_snapshot_is_a_miss_and_is_removed(server: RedisServer, open_client: OpenClient) -> None:
     client = open_client(server.address)
     client.put_snapshot(HANDOFF, snapshot(), ttl_s=60, deadline=soon())
     server.call("SETRANGE", HANDOFF, 1000, b"\xff\x00\xff")
@@ -373,7 +377,7 @@ def test_a_corrupt_snapshot_is_a_miss_and_is_removed(server: RedisServer, open_c
     assert server.call("EXISTS", HANDOFF) == 0
 
 
-def test_something_else_under_a_blocks_name_is_a_miss_and_is_removed(
+def test_f17_something_else_under_a_blocks_name_is_a_miss_and_is_removed(
     server: RedisServer, open_client: OpenClient, caplog: pytest.LogCaptureFixture
 ) -> None:
     client = open_client(server.address, missing_life_s=0.0)

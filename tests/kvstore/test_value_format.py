@@ -171,7 +171,7 @@ def test_a_wrong_payload_is_refused_with_either_checksum() -> None:
     assert HEADER.payload_refusal([wrong]) is Refusal.CHECKSUM
 
 
-def test_only_a_newer_peers_values_and_approximate_ones_are_left_alone() -> None:
+def test_f18_only_a_newer_peers_values_and_approximate_ones_are_left_alone() -> None:
     kept = {refusal for refusal in Refusal if not refusal.is_corrupt}
     assert kept == {Refusal.VERSION, Refusal.HEADER_LENGTH, Refusal.FLAGS, Refusal.FORMAT, Refusal.NOT_EXACT}
 

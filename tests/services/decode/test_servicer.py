@@ -84,7 +84,7 @@ async def test_a_handed_off_prompt_goes_on_with_the_models_tokens(redis_port: in
     assert heard.tokens == list(oracle_tokens(prompt, 9, seeded=seeded))
 
 
-async def test_a_snapshot_that_is_gone_costs_time_and_no_token(redis_port: int) -> None:
+async def test_f15_a_snapshot_that_is_gone_costs_time_and_no_token(redis_port: int) -> None:
     prompt = prompt_of(90)
     config = world_config(redis_port)
     async with running_rank(config, "prefill") as prefill, running_rank(config, "decode") as decode:
@@ -99,7 +99,7 @@ async def test_a_snapshot_that_is_gone_costs_time_and_no_token(redis_port: int) 
     assert heard.tokens == list(oracle_tokens(prompt, 6))
 
 
-async def test_without_redis_a_hand_off_is_read_from_the_prefill_ranks_memory(redis_port: int) -> None:
+async def test_f4_without_redis_a_hand_off_is_read_from_the_prefill_ranks_memory(redis_port: int) -> None:
     prompt = prompt_of(90)
     config = world_config(redis_port + 1 if redis_port < 65000 else redis_port - 1)
     async with running_rank(config, "prefill") as prefill, running_rank(config, "decode") as decode:

@@ -53,7 +53,7 @@ def store(config: ClusterConfig, tenant: str, *, blocks: int) -> None:
     client.close()
 
 
-async def test_stats_and_purges_are_served_with_health() -> None:
+async def test_f29_stats_and_purges_are_served_with_health() -> None:
     async with serving() as (stub, config):
         await asyncio.to_thread(store, config, "one", blocks=5)
         await asyncio.to_thread(store, config, "other", blocks=2)

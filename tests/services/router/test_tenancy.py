@@ -65,7 +65,7 @@ def test_impossible_tenants_and_salts_are_refused_by_name() -> None:
     assert caught.value.field == "cache_salt"
 
 
-def test_a_purge_puts_what_was_stored_out_of_reach_for_its_tenant_alone() -> None:
+def test_f29_a_purge_puts_what_was_stored_out_of_reach_for_its_tenant_alone() -> None:
     secret = ClusterSecret(b"s" * 16)
     before = sharing_salt(secret, Principal("a"), "x")
     assert sharing_salt(secret, Principal("a"), "x", epoch=0) == before
