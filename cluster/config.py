@@ -135,6 +135,15 @@ class RouterSettings(_Section):
     max_concurrent_requests: int = Field(default=256, ge=1, description="requests past the queue at a time")
     queue_size: int = Field(default=1024, ge=0, description="requests that may wait; more are refused with 429")
     queue_timeout_seconds: float = Field(default=60.0, gt=0, description="longest wait in the queue")
+    tenant_requests_per_minute: int | None = Field(
+        default=None, ge=1, description="requests that one tenant may send to one router; default: no limit"
+    )
+    tenant_tokens_per_minute: int | None = Field(
+        default=None, ge=1, description="prompt and answer tokens of one tenant at one router; default: no limit"
+    )
+    tenant_concurrent_requests: int | None = Field(
+        default=None, ge=1, description="requests of one tenant at a time at one router; default: no limit"
+    )
     request_timeout_seconds: float = Field(
         default=600.0, gt=0, description="deadline of a request that does not set one"
     )

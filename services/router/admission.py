@@ -1,10 +1,14 @@
-"""How many requests run at a time, how many may wait, and how long: first come, first served."""
+"""How many requests run at a time, how many may wait, for how long, and who is next.
+
+Lower priorities come first, then the tenant that has the least running, then who came first. A request that would not
+start in time is refused when it comes, not when its time is up: it would only keep others from being served well.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import math
-from collections import deque
+from collections import Counter
 from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -12,19 +16,37 @@ from dataclasses import dataclass, field
 from whalepod.core.clock import SYSTEM_CLOCK, Clock, Deadline
 from whalepod.core.errors import CapacityError, UnavailableError
 
-from .router_metrics import QUEUE_SECONDS
+from .router_metrics import QUEUE_SECONDS, SHED
+from .tenant_limits import Limits, TenantLimits
 
 SMOOTHING = 0.1
-"""Weight of the newest request in the average that `Retry-After` is guessed from."""
+"""Weight of the newest request in the average that waiting times are guessed from."""
+
+LOOK_AGAIN_S = 0.25
+
+SAMPLES_MIN = 16
+"""Requests that must have ended before a guess is a reason to refuse."""
 
 
 class QueueFullError(CapacityError):
     """The router's own queue is full, or a request waited in it for too long. The ranks were not asked."""
 
 
+@dataclass(frozen=True, slots=True)
+class Visit:
+    """One request. `weight`: choices that it asks for. `deadline`: when it must have ended."""
+
+    weight: int
+    deadline: Deadline
+    tenant: str = ""
+    priority: int = 0
+
+
 @dataclass(slots=True, eq=False)
 class _Waiter:
+    visit: Visit
     weight: int
+    arrival: int
     granted: asyncio.Future[None] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
 
 
@@ -38,6 +60,7 @@ class Admission:
         queue_max: int,
         queue_timeout_s: float,
         room: Callable[[], int | None] = lambda: None,
+        limits: TenantLimits | None = None,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
         """`room`: what the ranks take at a time, when that is less than `running_max`; None: nothing is known. Call
@@ -46,10 +69,15 @@ class Admission:
         self._room = room
         self._queue_max = queue_max
         self._queue_timeout_s = queue_timeout_s
+        self._limits = limits or TenantLimits(Limits(), clock=clock)
         self._clock = clock
         self._running = 0
-        self._waiters: deque[_Waiter] = deque()
+        self._running_of: Counter[str] = Counter()
+        self._waiters: list[_Waiter] = []
+        self._arrivals = 0
         self._seconds_average = 1.0
+        self._samples = 0
+        self._look: asyncio.TimerHandle | None = None
         self._closed = False
         self._idle = asyncio.Event()
         self._idle.set()
@@ -64,22 +92,24 @@ class Admission:
         return len(self._waiters)
 
     @asynccontextmanager
-    async def admitted(self, *, weight: int, deadline: Deadline) -> AsyncGenerator[None]:
-        """Hold room for `weight` choices; a request heavier than the whole gate takes all of it.
+    async def admitted(self, visit: Visit) -> AsyncGenerator[None]:
+        """Hold room for a request; one heavier than the whole gate takes all of it.
 
-        Raises QueueFullError (full, or waited too long), UnavailableError (shutting down).
+        Raises TenantLimitError, QueueFullError (full, would wait or has waited too long), UnavailableError (shutting
+        down).
         """
-        weight = min(weight, self._running_max)
-        arrived_s = self._clock.monotonic_s()
-        await self._enter(weight, deadline.earlier(self._queue_timeout_s))
-        started_s = self._clock.monotonic_s()
-        QUEUE_SECONDS.observe(started_s - arrived_s)
+        if self._closed:
+            raise UnavailableError("this router is shutting down")
+        self._limits.enter(visit.tenant, requests=visit.weight)
         try:
-            yield
+            async with self._inside(visit):
+                yield
         finally:
-            seconds = self._clock.monotonic_s() - started_s
-            self._seconds_average += SMOOTHING * (seconds - self._seconds_average)
-            self._leave(weight)
+            self._limits.leave(visit.tenant, requests=visit.weight)
+
+    def charge_tokens(self, tenant: str, tokens: int) -> None:
+        """Count a tenant's tokens against its limit."""
+        self._limits.charge_tokens(tenant, tokens)
 
     def room_changed(self) -> None:
         """Let in who fits now."""
@@ -92,6 +122,21 @@ class Admission:
     async def wait_until_idle(self) -> None:
         await self._idle.wait()
 
+    @asynccontextmanager
+    async def _inside(self, visit: Visit) -> AsyncGenerator[None]:
+        weight = min(visit.weight, self._running_max)
+        arrived_s = self._clock.monotonic_s()
+        await self._enter(visit, weight)
+        started_s = self._clock.monotonic_s()
+        QUEUE_SECONDS.observe(started_s - arrived_s)
+        try:
+            yield
+        finally:
+            seconds = self._clock.monotonic_s() - started_s
+            self._seconds_average += (SMOOTHING if self._samples else 1.0) * (seconds - self._seconds_average)
+            self._samples += 1
+            self._leave(visit.tenant, weight)
+
     @property
     def _limit(self) -> int:
         room = self._room()
@@ -101,25 +146,43 @@ class Admission:
         limit = self._limit
         return self._running + min(weight, limit) <= limit  # the limit may have shrunk below what waits
 
-    async def _enter(self, weight: int, patience: Deadline) -> None:
-        if self._closed:
-            raise UnavailableError("this router is shutting down")
+    async def _enter(self, visit: Visit, weight: int) -> None:
         if not self._waiters and self._fits(weight):
-            self._take(weight)
+            self._take(visit.tenant, weight)
             return
-        if len(self._waiters) >= self._queue_max:
-            raise QueueFullError("too many requests are waiting", retry_after_s=self._retry_after_s())
-        waiter = _Waiter(weight)
+        patience = visit.deadline.earlier(self._queue_timeout_s)
+        self._refuse_or_pass(visit, patience)
+        self._arrivals += 1
+        waiter = _Waiter(visit, weight, self._arrivals)
         self._waiters.append(waiter)
+        if self._look is None:
+            self._look_again()
         try:
             async with asyncio.timeout(patience.remaining_s()):
                 await waiter.granted
         except TimeoutError:
             self._give_up(waiter)
+            SHED.labels("waited_too_long").inc()
             raise QueueFullError("waited too long in the queue", retry_after_s=self._retry_after_s()) from None
         except asyncio.CancelledError:
             self._give_up(waiter)
             raise
+
+    def _refuse_or_pass(self, visit: Visit, patience: Deadline) -> None:
+        """Raises QueueFullError if the queue is full, or too long for this request to start in time."""
+        if len(self._waiters) >= self._queue_max:
+            SHED.labels("queue_full").inc()
+            raise QueueFullError("too many requests are waiting", retry_after_s=self._retry_after_s())
+        if self._samples < SAMPLES_MIN:
+            return
+        before = sum(waiter.weight for waiter in self._waiters if waiter.visit.priority <= visit.priority)
+        wait_s = self._wait_s(before)
+        if wait_s > patience.remaining_s():
+            SHED.labels("hopeless").inc()
+            raise QueueFullError(
+                f"would start in about {wait_s:.0f} s, later than it may wait",
+                retry_after_s=float(math.ceil(max(1.0, wait_s - patience.remaining_s()))),
+            )
 
     def _give_up(self, waiter: _Waiter) -> None:
         if waiter in self._waiters:
@@ -127,14 +190,18 @@ class Admission:
             self._grant()  # it may have been too heavy for the room there is; those behind it may not be
             self._note_idle()
         elif waiter.granted.done() and not waiter.granted.cancelled():
-            self._leave(waiter.weight)  # granted in the very moment of leaving
+            self._leave(waiter.visit.tenant, waiter.weight)  # granted in the very moment of leaving
 
-    def _take(self, weight: int) -> None:
+    def _take(self, tenant: str, weight: int) -> None:
         self._running += weight
+        self._running_of[tenant] += weight
         self._idle.clear()
 
-    def _leave(self, weight: int) -> None:
+    def _leave(self, tenant: str, weight: int) -> None:
         self._running -= weight
+        self._running_of[tenant] -= weight
+        if not self._running_of[tenant]:
+            del self._running_of[tenant]
         self._grant()
         self._note_idle()
 
@@ -143,12 +210,28 @@ class Admission:
             self._idle.set()
 
     def _grant(self) -> None:
-        while self._waiters and self._fits(self._waiters[0].weight):
-            waiter = self._waiters.popleft()
+        while self._waiters:
+            waiter = min(self._waiters, key=self._turn)
+            if not self._fits(waiter.weight):
+                return
+            self._waiters.remove(waiter)
             if not waiter.granted.done():
-                self._take(waiter.weight)
+                self._take(waiter.visit.tenant, waiter.weight)
                 waiter.granted.set_result(None)
 
+    def _look_again(self) -> None:
+        """Room also grows without a word: ranks say what other routers left free when they say anything."""
+        self._grant()
+        waits = bool(self._waiters)
+        self._look = asyncio.get_running_loop().call_later(LOOK_AGAIN_S, self._look_again) if waits else None
+
+    def _turn(self, waiter: _Waiter) -> tuple[int, int, int]:
+        return waiter.visit.priority, self._running_of[waiter.visit.tenant], waiter.arrival
+
+    def _wait_s(self, weight_before: int) -> float:
+        """When a newcomer should start, with so much before it, if requests go on taking as long as they did."""
+        return self._seconds_average * (weight_before + 1) / max(1, self._limit)
+
     def _retry_after_s(self) -> float:
-        """When a place should be free if requests go on taking as long as they did."""
-        return float(math.ceil(max(1.0, self._seconds_average * (len(self._waiters) + 1) / max(1, self._limit))))
+        """When a place should be free."""
+        return float(math.ceil(max(1.0, self._wait_s(sum(waiter.weight for waiter in self._waiters)))))

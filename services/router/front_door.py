@@ -5,9 +5,10 @@ body ─▶ prompt ids ─▶ FrontDoor.jobs (lengths, block hashes, lookup) ─
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, aclosing
 from dataclasses import dataclass, replace
+from typing import Any
 
 from whalepod.core.block_keys import BlockHash, chain_root, derive_block_hashes
 from whalepod.core.clock import SYSTEM_CLOCK, Clock, Deadline
@@ -17,7 +18,7 @@ from whalepod.core.ids import mint_request_id
 from whalepod.engine.interface import Fidelity
 from whalepod.engine.sampling_params import SamplingParams
 
-from .admission import Admission
+from .admission import Admission, Visit
 from .dispatch import Dispatcher
 from .job import Burst, Job, Progress
 from .language import Language
@@ -35,6 +36,7 @@ from .router_metrics import (
 from .tenancy import Principal, sharing_salt
 
 SESSION_CHARS_MAX = 256
+PRIORITY_MAX = 1000
 
 HASH_INLINE_TOKENS_MAX = 16_384
 """Shorter prompts are hashed on the event loop: a few hundred microseconds."""
@@ -63,10 +65,22 @@ class Caller:
     traceparent: str = ""
     session: str | None = None
     """The client's name for a conversation: its turns are best served where its state is."""
+    priority: int = 0
+    """Lower ones leave the queue first."""
 
     def on_behalf_of(self, user: str | None) -> Caller:
         """The same for one of its users."""
         return replace(self, principal=self.principal.on_behalf_of(user))
+
+
+def priority_of(body: Mapping[str, Any]) -> int:
+    """Of a request's body; unset: 0. Raises InvalidFieldError."""
+    priority = body.get("priority")
+    if priority is None:
+        return 0
+    if not isinstance(priority, int) or isinstance(priority, bool) or not -PRIORITY_MAX <= priority <= PRIORITY_MAX:
+        raise InvalidFieldError("priority", f"priority must be an integer in [-{PRIORITY_MAX}, {PRIORITY_MAX}]")
+    return priority
 
 
 class FrontDoor:
@@ -133,7 +147,9 @@ class FrontDoor:
             raise ContextLengthError(tokens=needed, tokens_max=self.context_tokens_max, field=field)
 
     def admitted(self, caller: Caller, *, choices: int) -> AbstractAsyncContextManager[None]:
-        return self.admission.admitted(weight=choices, deadline=caller.deadline)
+        return self.admission.admitted(
+            Visit(choices, caller.deadline, tenant=caller.principal.tenant, priority=caller.priority)
+        )
 
     async def jobs(
         self,
@@ -154,6 +170,7 @@ class FrontDoor:
         assert sampling.max_tokens is not None
         self.check_fidelity(fidelity)
         self.check_length(len(prompt_ids), sampling.max_tokens, field=field)
+        self.admission.charge_tokens(caller.principal.tenant, len(prompt_ids))
         epoch = self._purge_epoch(caller.principal.tenant)
         salt = sharing_salt(self._secret, caller.principal, cache_salt, epoch=epoch)
         namespace = self._namespace_or_raise()
@@ -193,6 +210,7 @@ class FrontDoor:
                         _count_gaps(now_s - last_s, tokens=len(item.tokens))
                     last_s = now_s
                     COMPLETION_TOKENS.inc(len(item.tokens))
+                    self.admission.charge_tokens(caller.principal.tenant, len(item.tokens))
                 yield item
 
     def _namespace_or_raise(self) -> bytes:

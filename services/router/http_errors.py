@@ -27,6 +27,7 @@ from whalepod.core.errors import (
 )
 
 from .admission import QueueFullError
+from .tenant_limits import TenantLimitError
 
 RETRY_AFTER_S = 1.0
 """With 503, when nothing better is known: about how long a rank takes to be noticed again."""
@@ -67,6 +68,7 @@ HTTP_ERRORS: Mapping[type[ServingError], HttpError] = {
     HeadersTooLargeError: HttpError(431, "invalid_request_error", "headers_too_large"),
     MediaTypeError: HttpError(415, "invalid_request_error", "unsupported_media_type"),
     QueueFullError: HttpError(429, "rate_limit_error", "rate_limit_exceeded"),
+    TenantLimitError: HttpError(429, "rate_limit_error", "rate_limit_exceeded"),
     CapacityError: HttpError(503, "server_error", "no_capacity"),
     WorkerLostError: HttpError(502, "server_error", "worker_lost"),
     UnavailableError: HttpError(503, "server_error", "unavailable"),

@@ -26,6 +26,11 @@ FIRST_TOKEN_SECONDS = Histogram(
 INTER_TOKEN_SECONDS = Histogram("whalepod_inter_token_latency_seconds", "Between two tokens.", buckets=_TOKEN)
 REQUEST_SECONDS = Histogram("whalepod_request_seconds", "From arrival to the end.", ["endpoint"], buckets=_REQUEST)
 QUEUE_SECONDS = Histogram("whalepod_queue_seconds", "Spent waiting for admission.", buckets=_REQUEST)
+SHED = Counter(
+    "whalepod_router_shed",
+    "Requests refused for load: queue_full, hopeless (would not start in time), waited_too_long.",
+    ["reason"],
+)
 PROMPT_TOKENS = Counter("whalepod_prompt_tokens", "Prompt tokens of requests that got a token.")
 CACHED_TOKENS = Counter("whalepod_cached_tokens", "Of those, tokens that came from stored prefix.")
 COMPLETION_TOKENS = Counter("whalepod_completion_tokens", "Tokens generated for clients.")

@@ -32,6 +32,7 @@ from .prefill_client import PrefillClient, link_key
 from .prefix_lookup import PrefixLookup
 from .rank_table import RankDirectory, RankTable
 from .shared_prefixes import SharedPrefixes
+from .tenant_limits import Limits, TenantLimits
 
 
 class RouterParts:
@@ -89,6 +90,14 @@ class RouterParts:
             queue_max=router.queue_size,
             queue_timeout_s=router.queue_timeout_seconds,
             room=self._table.room,
+            limits=TenantLimits(
+                Limits(
+                    requests_per_minute=router.tenant_requests_per_minute,
+                    tokens_per_minute=router.tenant_tokens_per_minute,
+                    concurrent_max=router.tenant_concurrent_requests,
+                ),
+                clock=clock,
+            ),
             clock=clock,
         )
         self.front = FrontDoor(

@@ -18,6 +18,7 @@ from whalepod.services.router.http_errors import (
     error_body,
     error_response,
 )
+from whalepod.services.router.tenant_limits import TenantLimitError
 
 CASES = [
     (errors.RequestError("no"), 400, None),
@@ -31,6 +32,7 @@ CASES = [
     (HeadersTooLargeError("x"), 431, "headers_too_large"),
     (MediaTypeError("no"), 415, "unsupported_media_type"),
     (QueueFullError("no", retry_after_s=7.2), 429, "rate_limit_exceeded"),
+    (TenantLimitError("no", retry_after_s=7.2), 429, "rate_limit_exceeded"),
     (errors.CapacityError("no"), 503, "no_capacity"),
     (errors.WorkerLostError("no"), 502, "worker_lost"),
     (errors.UnavailableError("no"), 503, "unavailable"),
