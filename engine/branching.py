@@ -2,6 +2,7 @@
 
     submitted ──▶ join: follows choice 0 ──▶ choice 0 is one row before the end of the prompt ──▶ fork: parked there
                         └──▶ choice 0 ends before that ──▶ leave: the next one takes its place
+    handed off ──▶ wait_for_blocks: choice 0 restores the blocks of both ──▶ restored
 
 The last row is each choice's own, because what is drawn after it is. Waiting to follow is waiting without a slot, and
 going on is resuming, as after a preemption: blocks that are still on the device are shared, and nothing is approximate
@@ -14,6 +15,7 @@ from collections.abc import Mapping
 from collections.abc import Sequence as Ordered
 
 from whalepod.core.ids import RequestId
+from whalepod.core.lifecycle import Phase
 
 from .publishing import Publisher
 from .sequence import Sequence
@@ -50,6 +52,28 @@ def fork(sequence: Sequence, publisher: Publisher) -> None:
         if follower.prompt_scores is not None:
             follower.prompt_scores.leave_to_another()
     sequence.followers = []
+
+
+def wait_for_blocks(sequence: Sequence, sequences: Mapping[RequestId, Sequence]) -> None:
+    """The hand-off of a choice has come. If choice 0 is about to restore the same blocks, it finds them on the device a
+    moment later."""
+    request = sequence.request
+    first = sequences.get(request.branch_of) if request.branch_of is not None else None
+    if (
+        first is not None
+        and first.handoff_unread
+        and first.phase in (Phase.WAITING, Phase.LOADING)
+        and first.request.chain_root == request.chain_root
+        and first.request.prompt_ids == request.prompt_ids
+    ):
+        _follow(sequence, first)
+
+
+def restored(sequence: Sequence) -> None:
+    """A sequence has its state: who waited for its blocks finds them."""
+    for follower in [each for each in sequence.followers if each.handoff is not None]:
+        follower.following = None
+        sequence.followers.remove(follower)
 
 
 def leave(sequence: Sequence) -> None:

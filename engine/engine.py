@@ -171,6 +171,7 @@ class Engine:
         # Blocks that its own prefill has stored are no hit, even if the rest of the hand-off failed.
         if usable or handoff.finish_reason is not None or handoff.blocks_stored:
             sequence.cached_tokens, sequence.replayed_tokens = handoff.cached_tokens, handoff.replayed_tokens
+        branching.wait_for_blocks(sequence, self._sequences)
         if handoff.first_token is not None:
             try:
                 self._guide.follow(sequence, handoff.first_token.id)
@@ -305,6 +306,7 @@ class Engine:
 
     def _resume(self, sequence: Sequence, plan: RestorePlan) -> None:
         """Its state is on the device; what is missing is computed from here on."""
+        branching.restored(sequence)
         self._publisher.unpark(sequence)
         self._publisher.handoff_read(sequence)
         if sequence.cached_tokens is None:
