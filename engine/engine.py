@@ -179,7 +179,7 @@ class Engine:
                 self._end_with_error(sequence, error)
                 return
             sequence.sampler.observe(handoff.first_token.id)
-            sequence.append(handoff.first_token.id)
+            sequence.extend((handoff.first_token.id,))
             self._report.tokens(sequence, (handoff.first_token,))
         if handoff.finish_reason is not None:
             self._end(sequence, Finish(handoff.finish_reason, handoff.matched_stop_id))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
 from whalepod.core.lifecycle import Outcome
@@ -36,12 +36,20 @@ class FinishRule:
     output_tokens_max: int = field(init=False)
     tokens_max: int = field(init=False)
     """Prompt and output, when it surely has ended."""
+    _ends: frozenset[int] = field(init=False)
+    """Tokens that may end it."""
 
     def __post_init__(self) -> None:
         room, asked = self.context_tokens_max - self.prompt_tokens, self.params.max_tokens
         output_tokens_max = room if asked is None else min(asked, room)
         object.__setattr__(self, "output_tokens_max", output_tokens_max)
         object.__setattr__(self, "tokens_max", self.prompt_tokens + output_tokens_max)
+        object.__setattr__(self, "_ends", frozenset((*self.params.stop_token_ids, self.eos_id)))
+
+    def passes(self, token_ids: Collection[int], *, output_tokens: int) -> bool:
+        """None of these tokens ends the request, whatever else holds for it; False: one may. `output_tokens` were there
+        before."""
+        return output_tokens + len(token_ids) < self.output_tokens_max and self._ends.isdisjoint(token_ids)
 
     def check(self, token_id: int, *, output_tokens: int) -> Finish | None:
         """`output_tokens` counts this token too. Under a grammar, EOS is drawn only where the answer is whole: there it

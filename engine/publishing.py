@@ -54,6 +54,10 @@ class Publisher:
         self._clock = clock
         self._parked_bytes_free = options.parked_bytes
 
+    @property
+    def block_tokens(self) -> int:
+        return self._boundaries.block_tokens
+
     def commit_rows(self, sequence: Sequence) -> None:
         """Rows were computed: make full blocks findable, store them, and take a turn snapshot at a border."""
         block_tokens = self._boundaries.block_tokens

@@ -31,12 +31,7 @@ class Report:
         return events
 
     def tokens(self, sequence: Sequence, tokens: Ordered[SampledToken]) -> None:
-        """What a request says one after another is one event."""
         request = sequence.request
-        last = self._events[-1] if self._events else None
-        if isinstance(last, TokensEvent) and (last.request_id, last.attempt) == (request.request_id, request.attempt):
-            self._events[-1] = last._replace(tokens=(*last.tokens, *tokens))
-            return
         self._events.append(
             TokensEvent(request.request_id, request.attempt, tuple(tokens), cached_tokens=sequence.cached_tokens)
         )

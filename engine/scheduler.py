@@ -127,9 +127,9 @@ def plan_step(
             continue
         start = sequence.launched
         drafts = max(0, min(limits.draft_tokens, sequence.tokens_max - start - 2))
-        new_blocks = _blocks_missing(sequence, drafts, limits)
+        new_blocks = _blocks_missing(sequence, start + 1 + drafts, limits)
         if new_blocks > blocks_free:  # a draft is worth nobody's place
-            drafts, new_blocks = 0, _blocks_missing(sequence, 0, limits)
+            drafts, new_blocks = 0, _blocks_missing(sequence, start + 1, limits)
         while new_blocks > blocks_free and sequence not in preempted:
             victim = _latest(holding, preempted)
             preempted.append(victim)
@@ -167,10 +167,10 @@ def _rows(sequence: Sequence, start: int, end: int, new_blocks: int = 0, drafts:
     return PlannedRows(sequence, start, end, draws, new_blocks, drafts)
 
 
-def _blocks_missing(sequence: Sequence, drafts: int, limits: StepLimits) -> int:
-    """For a decode row and these drafts behind it, wherever those in flight put it."""
-    rows = min(sequence.launched + sequence.drafts_in_flight + 1 + drafts, sequence.tokens_max)
-    return max(0, -(-rows // limits.block_tokens) - len(sequence.blocks))
+def _blocks_missing(sequence: Sequence, rows: int, limits: StepLimits) -> int:
+    """For so many rows, wherever the drafts in flight put the last of them."""
+    end = min(rows + sequence.drafts_in_flight, sequence.tokens_max)
+    return max(0, -(-end // limits.block_tokens) - len(sequence.blocks))
 
 
 def _latest(holding: Ordered[Sequence], preempted: list[Sequence]) -> Sequence:

@@ -19,6 +19,8 @@ from .restore import RestorePlan
 from .sampling import Sampler, noise_key
 from .state_store import Owner
 
+_COMPUTING = (Phase.PREFILLING, Phase.DECODING)
+
 
 @dataclass(slots=True)
 class Leaving:
@@ -117,10 +119,13 @@ class Sequence:
 
     is_prefill: bool = field(init=False)
     shares_prefix: bool = field(init=False)
+    tokens_max: int = field(init=False)
+    """Prompt and output, when it surely has ended."""
 
     def __post_init__(self) -> None:
         self.is_prefill = self.request.work is Work.PREFILL
         self.shares_prefix = self.request.chain_root is not None
+        self.tokens_max = self.finish_rule.tokens_max
 
     @property
     def owner(self) -> Owner:
@@ -147,11 +152,6 @@ class Sequence:
         return len(self.tokens) - len(self.request.prompt_ids)
 
     @property
-    def tokens_max(self) -> int:
-        """Prompt and output, when it surely has ended."""
-        return self.finish_rule.tokens_max
-
-    @property
     def rows_pending(self) -> int:
         return self.rows_end - self.computed
 
@@ -175,7 +175,7 @@ class Sequence:
     @property
     def computes(self) -> bool:
         """The next step could compute rows of it."""
-        return self.phase in (Phase.PREFILLING, Phase.DECODING) and self.rows_to_launch > 0
+        return self.phase in _COMPUTING and self.rows_to_launch > 0
 
     @property
     def truncates(self) -> bool:
@@ -210,9 +210,9 @@ class Sequence:
         self.windows_exact_from = max(kept, plan.windows_exact_from)
         self.exact = plan.exact and self.request.fidelity is Fidelity.EXACT
 
-    def append(self, token_id: int) -> None:
-        """A token was drawn, here or by the rank before; the sampler knows of it."""
-        self.tokens.append(token_id)
+    def extend(self, token_ids: collections.abc.Sequence[int]) -> None:
+        """Tokens were drawn, here or by the rank before; the sampler knows of them."""
+        self.tokens += token_ids
         self.rows_end = len(self.tokens)
 
     def hash_of(self, depth: int, *, block_tokens: int) -> BlockHash:

@@ -54,3 +54,19 @@ def test_the_end_of_a_grammar_stops_even_before_min_tokens() -> None:
     params = SamplingParams(min_tokens=5, grammar=GrammarSpec(GrammarKind.REGEX, "a"), stop_token_ids=(7,))
     assert _check(params, EOS, output=2) == STOP
     assert _check(params, 7, output=2) is None
+
+
+def test_tokens_pass_together_only_where_each_would_alone() -> None:
+    for params in (
+        SamplingParams(max_tokens=6),
+        SamplingParams(stop_token_ids=(7,), ignore_eos=True, min_tokens=3, max_tokens=6),
+    ):
+        rule = FinishRule(params=params, prompt_tokens=10, context_tokens_max=100, eos_id=EOS)
+        passed = 0
+        for before in range(6):
+            for ids in ((5,), (5, 6, 8), (5, EOS), (7, 5), (5, 6, 8, 9, 5, 6)):
+                ends = [rule.check(token, output_tokens=before + count) for count, token in enumerate(ids, 1)]
+                if rule.passes(ids, output_tokens=before):
+                    passed += 1
+                    assert ends == [None] * len(ids)
+        assert passed > 4
