@@ -262,8 +262,8 @@ def test_blocks_met_before_are_not_pushed_out_by_one_another() -> None:
 
 def test_a_hand_off_that_nobody_has_read_is_unlinked_when_its_requests_time_is_over() -> None:
     world = _World()
-    world.transfers.write(replace(_snapshot(OWNER), deadline=Deadline.after(0.2)))
-    world.transfers.write(replace(_snapshot(None, b"t:turn"), deadline=Deadline.after(0.2)))
+    world.transfers.write(replace(_snapshot(OWNER), deadline=Deadline.after(1.0)))
+    world.transfers.write(replace(_snapshot(None, b"t:turn"), deadline=Deadline.after(1.0)))
     world.work()
     assert set(world.store.snapshots) == {b"h:x", b"t:turn"}
     assert world.transfers.work_on_write(wait=True), "it wakes up by itself"
