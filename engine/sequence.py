@@ -266,6 +266,8 @@ def new_sequence(
         awaiting=request.await_handoff,
         prompt_scores=None if scored is None else PromptScores(request.prompt_ids, top=scored),
     )
+    if sequence.prompt_scores is not None and request.resumed_ids:
+        sequence.prompt_scores.leave_to_another()  # they were told before the first token was drawn
     full_blocks = tokens // boundaries.block_tokens
     if sequence.shares_prefix and len(sequence.hashes) < full_blocks:
         sequence.hash_of(full_blocks - 1, block_tokens=boundaries.block_tokens)

@@ -90,11 +90,8 @@ class _Sent:
 
     @property
     def rest(self) -> Job:
-        """What is left to do. All scores of the prompt came before the first token."""
-        if not self.ids:
-            return self.job
-        unscored = replace(self.job.sampling, prompt_logprobs=None)
-        return replace(self.job, sampling=unscored, resumed_ids=tuple(self.ids))
+        """What is left to do. Scores of the prompt came before the first token, and do not come again."""
+        return replace(self.job, resumed_ids=tuple(self.ids)) if self.ids else self.job
 
     def note(self, item: Progress) -> Progress:
         """The item as the client is to see it: an attempt that begins anew scores the prompt anew."""

@@ -18,6 +18,7 @@ OUTPUT = 12
 KINDS = {
     "greedy": SamplingParams(temperature=0, max_tokens=OUTPUT, ignore_eos=True, logprobs=2),
     "seeded": SamplingParams(seed=11, max_tokens=OUTPUT, ignore_eos=True, logprobs=2),
+    "scored": SamplingParams(seed=11, max_tokens=OUTPUT, ignore_eos=True, logprobs=2, prompt_logprobs=1),
     "unseeded": SamplingParams(max_tokens=OUTPUT, ignore_eos=True),
     "penalties": SamplingParams(
         temperature=0,
@@ -47,6 +48,7 @@ def test_an_exact_request_goes_on_as_if_nothing_had_happened(worlds: dict[str, W
         worlds[second].heard.clear()
         rest = worlds[second].generate(prompt_of(TOKENS), KINDS[kind], name=kind, attempt=2, resumed=whole.ids[:cut])
         assert rest.tokens == whole.tokens[cut:], cut
+        assert rest.prompt == [], "the prompt's scores were told before"
         assert rest.end.reason == whole.end.reason
 
 

@@ -281,7 +281,7 @@ async def _generate(
     restored = handoff is not None and handoff.stored and handoff.boundary_tokens > 0
     # Its own view of a hand-off: everything was restored. The router must not take that for a hit.
     cached = len(work.prompt_ids) if restored else behaviour.cached_tokens
-    if work.sampling.prompt_logprobs is not None:
+    if work.sampling.prompt_logprobs is not None and not work.resumed_ids:
         for start in range(1, len(work.prompt_ids), 2):  # two a step
             scored = [_scored(work, position) for position in range(start, min(start + 2, len(work.prompt_ids)))]
             _say(out, PromptTokensEvent(work.request_id, work.attempt, start, tuple(scored)))
