@@ -6,6 +6,7 @@ import socket
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from random import Random
 
 import pytest
 import xxhash
@@ -224,3 +225,28 @@ def test_the_hash_taken_on_the_way_is_the_payloads(ends: Ends) -> None:
         connection._socket.fileno(), [places], [b""], (bytearray(64), 0, 0), sent=1, ahead=1, timeout_s=1
     )
     assert list(arrived.payload_hashes) == [xxhash.xxh3_64_intdigest(payload_of(KEYS[0]))]
+
+
+def test_any_mixture_in_any_pieces_is_read_alike_by_both(
+    reader: str, ends: Ends, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What Python alone makes of a stream is what was meant; `reader` makes the same of it."""
+    draw = Random(7)
+    for _ in range(60):
+        monkeypatch.setattr(pipeline, "IN_FLIGHT_BYTES", draw.choice((1, 3, 100)) * LAYOUT.payload_bytes)
+        whole = [draw.random() < 0.7 for _ in KEYS]
+        replies = [
+            bulk(value_of(index)) if right else draw.choice(list(OTHER_REPLIES.values()))
+            for index, right in enumerate(whole)
+        ]
+        stream, cuts = b"".join(replies), sorted(draw.randrange(20_000) for _ in range(draw.randint(0, 12)))
+        pieces = [stream[start:end] for start, end in zip([0, *cuts], [*cuts, None], strict=True)]
+
+        def serve(theirs: socket.socket, pieces: list[bytes] = pieces) -> None:
+            for piece in pieces:
+                theirs.sendall(piece)
+
+        done = read(ends, serve)
+        assert (done.fault, done.verified) == (None, whole)
+        assert done.answered[0] or replies[0].startswith(b"-")
+        ends[1].recv(1 << 16)  # what was asked
