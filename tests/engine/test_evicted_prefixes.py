@@ -64,7 +64,7 @@ def test_f15_f16_lost_blocks_and_snapshots_change_no_token_in_two_hundred_rounds
     lossy, draw = Lossy(2), Random(2)
     hits = [play(lossy, draw) for _ in range(200)]
     assert sum(hit > 0 for hit in hits) > 50
-    assert sum(hit == 0 for hit in hits) > 50
+    assert sum(hit == 0 for hit in hits) > 20
     assert lossy.transport.steps > 2000
 
 
