@@ -1,0 +1,1 @@
+"""A cluster in a running Ray, as a job."""

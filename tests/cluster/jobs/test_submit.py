@@ -1,0 +1,84 @@
+"""`ray job submit` against a real head, as the README says."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.cluster.conftest import free_port
+from tests.cluster.jobs.test_batch import EchoServer, lines_of, write_input
+from tests.house_rules import ROOT
+from whalepod.core.clock import Deadline
+
+pytestmark = pytest.mark.slow
+
+RAY = [sys.executable, "-m", "ray.scripts.scripts"]
+ENVIRONMENT = {
+    **os.environ,
+    "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
+    "RAY_AUTH_MODE": "disabled",
+    "RAY_USAGE_STATS_ENABLED": "0",
+}
+
+
+@pytest.fixture
+def job_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The address of a head's job server."""
+    port, dashboard = free_port(), free_port()
+    words = [*RAY, "start", "--head", "--block", "--node-ip-address=127.0.0.1", f"--port={port}", "--num-cpus=2"]
+    words += ["--dashboard-host=127.0.0.1", f"--dashboard-port={dashboard}", "--object-store-memory=83886080"]
+    words += [f"--ray-client-server-port={free_port()}", f"--dashboard-agent-listen-port={free_port()}"]
+    log = (tmp_path_factory.mktemp("head") / "log").open("w")
+    head = subprocess.Popen(words, env=ENVIRONMENT, stdout=log, stderr=log, start_new_session=True)
+    address = f"http://127.0.0.1:{dashboard}"
+    try:
+        deadline = Deadline.after(60)
+        while not _answers(address):
+            assert not deadline.expired
+            assert head.poll() is None
+        yield address
+    finally:
+        head.send_signal(signal.SIGTERM)
+        try:
+            head.wait(30)
+        except subprocess.TimeoutExpired:
+            os.killpg(head.pid, signal.SIGKILL)
+        log.close()
+
+
+def _answers(address: str) -> bool:
+    try:
+        return httpx.get(f"{address}/api/version", timeout=2, trust_env=False).status_code == 200
+    except httpx.HTTPError:
+        return False
+
+
+def submit(address: str, *words: object) -> subprocess.CompletedProcess[str]:
+    command = [*RAY, "job", "submit", "--address", address, "--working-dir", str(ROOT), "--", sys.executable, "-m"]
+    return subprocess.run(
+        [*command, *map(str, words)], env=ENVIRONMENT, capture_output=True, text=True, timeout=120, check=False
+    )
+
+
+def test_a_submitted_batch_answers_every_line_and_its_exit_code_is_the_jobs(tmp_path: Path, job_server: str) -> None:
+    with EchoServer() as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        write_input(tmp_path / "in.jsonl", 8)
+        files = ("--input", tmp_path / "in.jsonl", "--output", tmp_path / "out.jsonl", "--url", server.url)
+        good = submit(job_server, "whalepod.cluster.jobs.batch", *files)
+        server.shutdown()
+    assert good.returncode == 0, good.stdout + good.stderr
+    assert json.dumps({"requests": 8, "failed": 0, "output": str(tmp_path / "out.jsonl")}) in good.stdout
+    assert len(lines_of(tmp_path / "out.jsonl")) == 8
+    wrong = submit(job_server, "whalepod.cluster.jobs.batch", "--input", tmp_path / "none", "--output", tmp_path / "o")
+    assert wrong.returncode == 1
+    assert "exit code 2" in wrong.stdout + wrong.stderr
