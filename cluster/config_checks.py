@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from whalepod.engine.interface import Fidelity
+from whalepod.engine.speculation.options import Acceptance
+
 if TYPE_CHECKING:
     from .config import ClusterConfig
 
@@ -22,6 +25,11 @@ def contradictions(config: ClusterConfig) -> Iterator[str]:
         yield (
             f"router.queue_timeout_seconds ({router.queue_timeout_seconds:g}) is longer than "
             f"router.request_timeout_seconds ({router.request_timeout_seconds:g})"
+        )
+    if config.fidelity.default is Fidelity.EXACT and config.dspark.acceptance is Acceptance.REJECTION:
+        yield (
+            "dspark.acceptance is rejection, but fidelity.default is exact, which says the same with drafts and "
+            "without: leave it auto"
         )
     yield from _tls_contradictions(config)
     for name, pool in (("prefill", config.prefill), ("decode", config.decode)):

@@ -22,6 +22,9 @@ SETTINGS: Final[Mapping[str, str]] = {
     "DEEPINFER_DSPARK_COST_TABLE": "dspark.cost_table",
     "DEEPINFER_DSPARK_STS_TABLE": "dspark.temperature_table",
     "DEEPINFER_DSPARK_BUDGET_LAG": "dspark.budget_lag",
+    "DEEPINFER_EPLB_WINDOW": "eplb.window_steps",
+    "DEEPINFER_EPLB_INTERVAL": "eplb.interval_steps",
+    "DEEPINFER_EPLB_REDUNDANT": "decode.redundant_experts",
 }
 """Variable -> key of the setting that it names."""
 
@@ -29,10 +32,11 @@ ACCELERATOR: Final = "DEEPINFER_ACCELERATOR"
 DEVICES: Final[Mapping[str, str]] = {"nvidia": "cuda", "cpu": "cpu"}
 """Its values -> `engine.device`."""
 
-TRANSLATED: Final[Mapping[str, tuple[str, Mapping[str, str]]]] = {
+TRANSLATED: Final[Mapping[str, tuple[str, Mapping[str, str | None]]]] = {
     "DEEPINFER_ENABLE_MTP_VARLEN": ("dspark.verification", {"0": "fixed", "1": "scheduled"}),
+    "DEEPINFER_EPLB": ("eplb.interval_steps", {"0": "0", "1": None}),
 }
-"""Variable -> key of the setting that it names under other values, and those."""
+"""Variable -> key of the setting that it names under other values, and those; None: what is set anyway."""
 
 BATCH_INVARIANT: Final = "DEEPINFER_BATCH_INVARIANT"
 FIDELITIES: Final[Mapping[str, Mapping[str, str | None]]] = {
@@ -48,11 +52,7 @@ FIXED: Final[Mapping[str, tuple[tuple[str, ...], str]]] = {
     ),
     "DEEPINFER_MAX_BACKTRACK": ((), "it follows from the model: DEEPINFER_YOCO_PREFILL_KEEP_TOKENS checks the sum"),
     "DEEPINFER_SO_BACKEND": (("llguidance",), "xgrammar is not among the dependencies"),
-    "DEEPINFER_EPLB": (("0",), "a rank holds all experts of its role in this version"),
-    "DEEPINFER_EPLB_WINDOW": ((), "a rank holds all experts of its role in this version"),
-    "DEEPINFER_EPLB_INTERVAL": ((), "a rank holds all experts of its role in this version"),
-    "DEEPINFER_EPLB_REDUNDANT": (("0",), "a rank holds all experts of its role in this version"),
-    "DEEPINFER_MOE_COMM": (("auto", "none"), "a rank holds all experts of its role in this version"),
+    "DEEPINFER_MOE_COMM": (("auto", "none"), "there is one way between the ranks that share experts"),
 }
 """Variable -> the values that hold whatever is set, and why there are no others."""
 
@@ -63,6 +63,11 @@ CONTRADICTIONS: Final[tuple[tuple[tuple[str, str], tuple[str, str], str], ...]] 
         "where nothing is drafted, there are no lengths to choose",
     ),
     ((BATCH_INVARIANT, "1"), (ACCELERATOR, "ascend"), "such kernels are for other accelerators"),
+    (
+        (BATCH_INVARIANT, "1"),
+        ("DEEPINFER_SPEC_SAMPLING", "rejection"),
+        "exact says the same with drafts and without, which takes coupled",
+    ),
 )
 """Two variables with values that cannot both be had, and why."""
 
@@ -93,7 +98,9 @@ def upstream_values(variables: Mapping[str, str]) -> Iterator[tuple[str, str, st
         if variable in given:
             if given[variable] not in meanings:
                 raise ConfigError(f"{variable} must be {' or '.join(meanings)}, not {given[variable]!r}")
-            yield key, variable, meanings[given[variable]]
+            text = meanings[given[variable]]
+            if text is not None:
+                yield key, variable, text
     asked = _fidelity(given)
     if asked is not None:
         yield "fidelity.default", *asked

@@ -22,6 +22,11 @@ CONTRADICTIONS: list[tuple[dict[str, str], str, str]] = [
     ),
     ({"--decode-blocks": "9", "--decode-memory-gib": "3"}, "decode.blocks", "decode.memory_gib"),
     ({"--fidelity-default": "exact", "--fidelity-allowed": "fast"}, "fidelity.default", "fidelity.allowed"),
+    (
+        {"--fidelity-default": "exact", "--dspark-acceptance": "rejection"},
+        "dspark.acceptance is rejection",
+        "fidelity.default is exact",
+    ),
     ({"--http-port": "8100"}, "http_port", "prefill.port"),
     ({"--decode-port": "8102", "--prefill-replicas": "4"}, "prefill.port + 2", "decode.port + 0"),
     ({"--redis-port": "9201"}, "redis_port", "decode.port"),

@@ -69,6 +69,7 @@ def test_another_value_is_refused_with_those_that_are_taken(variable: str) -> No
         ({"BATCH_INVARIANT": "1"}, {"ENCODER_REPLAY": "bounded"}),
         ({"ENABLE_MTP_VARLEN": "1"}, {"USE_NEXTN_DECODE": "0"}),
         ({"BATCH_INVARIANT": "1"}, {"ACCELERATOR": "ascend"}),
+        ({"BATCH_INVARIANT": "1"}, {"SPEC_SAMPLING": "rejection"}),
     ],
 )
 def test_a_contradiction_names_both(one: dict[str, str], other: dict[str, str]) -> None:
