@@ -174,6 +174,17 @@ class TlsSettings(_Section):
     )
 
 
+class TracingSettings(_Section):
+    """Spans of requests, across router, prefill, store and decode."""
+
+    otlp_endpoint: str | None = Field(
+        default=None, pattern=r"^https?://", description="collector (OTLP over gRPC), http://host:4317; default: none"
+    )
+    sample_ratio: float = Field(
+        default=1.0, ge=0, le=1, description="share of traces to record; a client that began one has decided already"
+    )
+
+
 class KvSettings(_Section):
     """The store of KV blocks, and what stands beside it."""
 
@@ -255,6 +266,7 @@ class ClusterConfig(_Section):
     fidelity: FidelitySettings = FidelitySettings()
     router: RouterSettings = RouterSettings()
     tls: TlsSettings = TlsSettings()
+    tracing: TracingSettings = TracingSettings()
     kv: KvSettings = KvSettings()
     eplb: EplbSettings = EplbSettings()
     ray: RaySettings = RaySettings()

@@ -41,6 +41,7 @@ from .rank_metrics import LoadCollector, count_events, count_work
 from .registrar import Registrar
 from .registration import RankInfo, RankRole
 from .store_connection import RankStore, connect_rank_store
+from .tracing import configure_tracing
 
 log = logging.getLogger(__name__)
 
@@ -138,6 +139,7 @@ async def run_rank(
 
     Raises ConfigError or CheckpointError before serving, InternalError if the engine stopped by itself.
     """
+    configure_tracing(config.tracing, role=identity.pool, name=identity.rank_id)
     rank = RankProcess(config, identity, clock=clock)
     try:
         await rank.start(make_service)

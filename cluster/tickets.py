@@ -66,6 +66,7 @@ def engine_request_from_ticket(
         stored_tokens=ticket.stored_tokens_hint,
         resumed_ids=unpack_ids(ticket.resumed_ids),
         owner=owner_tag(ticket.tenant),
+        traceparent=ticket.traceparent,
         noise_key=noise_key_of_request(RequestId(ticket.request_id)),
         priority=ticket.priority,
         branch=ticket.branch,

@@ -74,6 +74,8 @@ class EngineRequest:
     resumed_ids: Sequence[int] = ()
     """Output that was drawn before, on a rank that is gone or let the request go: it goes on with the token after
     them. `exact`: as if nothing had happened. `fast`: they count as prompt (L grows), which is approximate."""
+    traceparent: str = ""
+    """The span (`core/tracing.py`) that this work belongs to; empty: none."""
     noise_key: int | None = None
     """64-bit key of the sampling noise if `sampling.seed` is None (`runtime.md` §4.4)."""
     priority: int = 0

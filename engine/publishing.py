@@ -108,6 +108,7 @@ class Publisher:
                 bytes=bytes_of(value),
                 owner=sequence.owner,
                 deadline=sequence.request.deadline,
+                traceparent=sequence.request.traceparent,
             )
         )
         leaving.snapshot_sent = True

@@ -150,6 +150,7 @@ class Restorer:
             block_worth_s=None if handed else self.worth.block_s(self._boundaries.block_tokens),
             own_snapshot=handoff_snapshot_key(request.request_id, request.attempt) if handed else None,
             handed_off_by=sequence.handoff.direct_address if handed and sequence.handoff is not None else None,
+            traceparent=request.traceparent,
             turn_snapshot=turn_key if strict else None,
         )
 

@@ -74,6 +74,7 @@ class LoadJob:
     """Of a hand-off: `host:port` where the rank that made it serves its memory; empty: it does not."""
     block_worth_s: float | None = None
     """A source that takes longer for a block is not asked; None: any is."""
+    traceparent: str = ""
     turn_snapshot: Callable[[int], bytes | None] | None = None
     """Given the leading blocks available: store key of the turn snapshot to look for."""
 

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from whalepod.core.block_keys import RUN_BLOCKS, BlockHash
 from whalepod.core.clock import SYSTEM_CLOCK, Clock, Deadline
 from whalepod.core.ids import RequestId
+from whalepod.core.tracing import span
 from whalepod.kvstore.client import BlockToPut
 from whalepod.kvstore.metrics import WRITES_DROPPED
 from whalepod.kvstore.value_format import SnapshotValue
@@ -63,6 +64,7 @@ class SnapshotWrite:
     bytes: int
     owner: Owner | None
     deadline: Deadline
+    traceparent: str = ""
 
 
 Write = BlockWrite | SnapshotWrite
@@ -249,7 +251,13 @@ class Transfers:
 
     def _run_load(self, job: LoadJob) -> None:
         try:
-            loaded = run_load(self._store, job, block_bytes=self._block_bytes)
+            with span("kv restore", job.traceparent, blocks_wanted=len(job.keys)) as restored:
+                loaded = run_load(self._store, job, block_bytes=self._block_bytes)
+                restored.set(
+                    blocks_on_device=job.blocks_present,
+                    blocks_fetched=len(loaded.payloads),
+                    snapshot=loaded.own_snapshot is not None or loaded.turn_snapshot is not None,
+                )
         except Exception:
             log.exception("a load failed: a miss")
             loaded = Loaded(job)
@@ -308,7 +316,10 @@ class Transfers:
             if head.owner is not None:
                 with self._changed:
                     self._left.note(head.key, head.deadline)
-            return int(self._store.put_snapshot(head.key, head.value, ttl_s=head.life_s, deadline=deadline))
+            with span("kv store", head.traceparent, bytes=head.bytes) as storing:
+                stored = self._store.put_snapshot(head.key, head.value, ttl_s=head.life_s, deadline=deadline)
+                storing.set(stored=stored)
+            return int(stored)
         blocks = [write.block for write in batch if isinstance(write, BlockWrite)]
         return self._store.put_blocks(blocks, deadline=deadline)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Sequence
+from dataclasses import replace
 
 import grpc
 
@@ -18,6 +19,7 @@ from whalepod.cluster.ticket_gate import TicketGate, claimed_identity
 from whalepod.cluster.wire import handoff_from_proto
 from whalepod.core.errors import AuthenticationError, CapacityError, InternalError, ServingError
 from whalepod.core.ids import RequestId
+from whalepod.core.tracing import Span, start_span
 from whalepod.engine.interface import (
     EngineRequest,
     FinishedEvent,
@@ -87,6 +89,7 @@ class DecodeServicer(decode_pb2_grpc.DecodeServiceServicer):
             clock=context.clock,
         )
         self._owners: dict[Key, RouterStream] = {}
+        self._spans: dict[Key, Span] = {}
 
     @property
     def requests_live(self) -> int:
@@ -126,6 +129,7 @@ class DecodeServicer(decode_pb2_grpc.DecodeServiceServicer):
                 continue  # cancelled in the meantime
             by_stream.setdefault(stream, []).append(event)
             if isinstance(event, FinishedEvent):
+                self._spans[key].set(reason=event.reason.value)
                 self._disown(key)
         for stream, its_events in by_stream.items():
             stream.send(encode_step(its_events, load))
@@ -166,8 +170,10 @@ class DecodeServicer(decode_pb2_grpc.DecodeServiceServicer):
         assert key not in self._owners
         self._owners[key] = stream
         stream.live.add(key)
+        decode = start_span("decode", request.traceparent, attributes={"prompt_tokens": len(request.prompt_ids)})
+        self._spans[key] = decode
         try:
-            self._engine.submit(request)
+            self._engine.submit(replace(request, traceparent=decode.traceparent))
         except ServingError:
             self._disown(key)
             raise
@@ -176,6 +182,7 @@ class DecodeServicer(decode_pb2_grpc.DecodeServiceServicer):
         key = (RequestId(ready.request_id), ready.attempt)
         if self._owners.get(key) is stream:
             handoff = handoff_from_proto(ready.result) if ready.HasField("result") else NOTHING_HANDED_OFF
+            self._spans[key].note("handed off" if handoff.stored else "computed here")
             self._engine.hand_off(*key, handoff)
 
     def _cancel(self, cancel: decode_pb2.Cancel, stream: RouterStream) -> None:
@@ -196,6 +203,7 @@ class DecodeServicer(decode_pb2_grpc.DecodeServiceServicer):
         stream = self._owners.pop(key, None)
         if stream is not None:
             stream.live.discard(key)
+            self._spans.pop(key).end()
 
 
 def _break_off_if_failed(reader: asyncio.Task[None], stream: RouterStream) -> None:

@@ -15,6 +15,7 @@ from whalepod.cluster.ticket_gate import TicketGate
 from whalepod.cluster.wire import handoff_to_proto
 from whalepod.core.errors import CancelledError, ServingError
 from whalepod.core.ids import RequestId
+from whalepod.core.tracing import span
 from whalepod.engine.interface import (
     FinishedEvent,
     Handoff,
@@ -75,8 +76,11 @@ class PrefillServicer(prefill_pb2_grpc.PrefillServiceServicer):
         key = (work.request_id, work.attempt)
         waiter = self._waiters[key] = asyncio.get_running_loop().create_future()
         try:
-            self._engine.submit(work)
-            return await waiter
+            with span("prefill", work.traceparent, prompt_tokens=len(work.prompt_ids)) as prefill:
+                self._engine.submit(replace(work, traceparent=prefill.traceparent))
+                handoff = await waiter
+                prefill.set(cached_tokens=handoff.cached_tokens, blocks_stored=handoff.blocks_stored)
+            return handoff
         finally:
             del self._waiters[key]
             if waiter.cancelled():  # the caller is gone

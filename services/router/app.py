@@ -150,13 +150,19 @@ class HttpFront:
     ) -> Callable[[Request], Awaitable[Answer]]:
         async def serve(request: Request) -> Answer:
             request_id = request.headers[REQUEST_ID_HEADER]
-            record = RequestRecord(name, request_id, clock=self._front.clock, usage_log=self._usage_log)
+            record = RequestRecord(
+                name,
+                request_id,
+                clock=self._front.clock,
+                usage_log=self._usage_log,
+                traceparent=request.headers.get("traceparent", ""),
+            )
             try:
                 principal = self._authenticator.principal(request.headers)
                 record.note_principal(principal)
                 caller = self._front.caller(
                     principal,
-                    traceparent=request.headers.get("traceparent", ""),
+                    traceparent=record.traceparent,
                     session=request.headers.get(SESSION_HEADER),
                 )
                 body, length = await read_json_object(request, bytes_max=BODY_BYTES_MAX)

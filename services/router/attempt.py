@@ -70,6 +70,11 @@ class Legs:
     """Another prefill rank could take over: then a failed prefill ends the attempt, else the decode rank computes."""
     work: PromptWork
 
+    @property
+    def names(self) -> dict[str, str]:
+        """Of the ranks, for traces."""
+        return {"decode": self.decode.rank_id, "prefill": self.prefill.rank_id if self.prefill is not None else ""}
+
 
 class Attempt:
     """Runs one attempt. `run` once."""

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from whalepod.core.errors import InvalidFieldError
+from whalepod.core.tracing import span
 from whalepod.engine.interface import Fidelity
 from whalepod.model.prompt import ChatPrompt
 from whalepod.model.protocols import CHAT, MESSAGES, RESPONSES, Protocol
@@ -119,7 +120,8 @@ async def open_chat(
     Raises QueueFullError, UnavailableError, RequestError before any rank is touched.
     """
     async with front.admitted(caller, choices=request.choices):
-        prompt = await chat_prompt(front, request)
+        with span("tokenize", caller.traceparent):
+            prompt = await chat_prompt(front, request)
         answer_format = await _checked_format(front, request, prompt, caller)
         sampling = request.sampling.to_params(
             vocab_size=front.language.vocab_size,

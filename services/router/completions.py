@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from whalepod.core.errors import InvalidFieldError
+from whalepod.core.tracing import span
 from whalepod.engine.interface import Fidelity, FinishReason
 from whalepod.engine.sampling_params import SamplingParams
 
@@ -126,7 +127,8 @@ async def open_completion(
     async with front.admitted(caller, choices=request.choices):
         if request.answer_format is not None:
             await front.language.check_format(request.answer_format, deadline=caller.deadline)
-        prompts = [await _prepare(front, request, prompt) for prompt in request.prompts]
+        with span("tokenize", caller.traceparent, prompts=len(request.prompts)):
+            prompts = [await _prepare(front, request, prompt) for prompt in request.prompts]
         streams: list[AsyncGenerator[TextEvent, None]] = []
         for prompt in prompts:
             streams += await _choices_of(front, request, prompt, caller)

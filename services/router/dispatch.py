@@ -18,6 +18,7 @@ from whalepod.core.clock import SYSTEM_CLOCK, Clock, Deadline
 from whalepod.core.credentials import ClusterSecret
 from whalepod.core.errors import CapacityError, UnavailableError
 from whalepod.core.ids import RankId
+from whalepod.core.tracing import start_span
 
 from .attempt import Attempt, Legs, PrefillLostError
 from .decode_stream import DecodeStreams
@@ -159,6 +160,8 @@ class Dispatcher:
                 rest, legs = await self._placer.place(sent.rest, number, setbacks.avoid)
             except UnavailableError as error:
                 raise sent.broken_by or error from None
+            attempt = start_span("attempt", job.traceparent, attributes={"number": number, **legs.names})
+            rest = replace(rest, traceparent=attempt.traceparent)
             try:
                 async with aclosing(self._attempt(rest, number, legs)) as progress:
                     async for item in progress:
@@ -169,13 +172,17 @@ class Dispatcher:
                         yield sent.note(item)
                 return
             except UnavailableError as error:
+                attempt.fail(kind_of_error(error))
                 sent.note_break(error)
                 if not setbacks.may_try_again(error, legs, retry_max=self._options.retry_max):
                     raise
                 RETRIES.labels(kind_of_error(error)).inc()
                 log.warning("attempt lost: %s", error, extra={"internal_id": job.request_id, "attempt": number})
-                if isinstance(error, CapacityError):
-                    await self._wait_for_room(setbacks)
+                all_were_full = isinstance(error, CapacityError)
+            finally:
+                attempt.end()
+            if all_were_full:
+                await self._wait_for_room(setbacks)
 
     async def _wait_for_room(self, setbacks: _Setbacks) -> None:
         """Returns at once if there is a decode rank that has not been tried."""

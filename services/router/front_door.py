@@ -6,7 +6,7 @@ body ─▶ prompt ids ─▶ FrontDoor.jobs (lengths, block hashes, lookup) ─
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, aclosing
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -15,6 +15,7 @@ from whalepod.core.clock import SYSTEM_CLOCK, Clock, Deadline
 from whalepod.core.credentials import ClusterSecret
 from whalepod.core.errors import ContextLengthError, InvalidFieldError, ModelNotFoundError, UnavailableError
 from whalepod.core.ids import mint_request_id
+from whalepod.core.tracing import span
 from whalepod.engine.interface import Fidelity
 from whalepod.engine.sampling_params import SamplingParams
 
@@ -146,10 +147,14 @@ class FrontDoor:
         if needed > self.context_tokens_max:
             raise ContextLengthError(tokens=needed, tokens_max=self.context_tokens_max, field=field)
 
-    def admitted(self, caller: Caller, *, choices: int) -> AbstractAsyncContextManager[None]:
-        return self.admission.admitted(
-            Visit(choices, caller.deadline, tenant=caller.principal.tenant, priority=caller.priority)
-        )
+    @asynccontextmanager
+    async def admitted(self, caller: Caller, *, choices: int) -> AsyncGenerator[None, None]:
+        """As of `Admission`, for so many choices."""
+        visit = Visit(choices, caller.deadline, tenant=caller.principal.tenant, priority=caller.priority)
+        async with AsyncExitStack() as stack:
+            with span("queue", caller.traceparent):
+                await stack.enter_async_context(self.admission.admitted(visit))
+            yield
 
     async def jobs(
         self,
@@ -178,7 +183,9 @@ class FrontDoor:
         hashes = await self._block_hashes(prompt_ids, root)
         stored_blocks = 0
         if sampling.prompt_logprobs is None:  # else every row is computed
-            stored_blocks = await self.lookup.stored_blocks(hashes, root=root, namespace=namespace)
+            with span("lookup", caller.traceparent, blocks=len(hashes)) as lookup:
+                stored_blocks = await self.lookup.stored_blocks(hashes, root=root, namespace=namespace)
+                lookup.set(blocks_stored=stored_blocks)
         job = Job(
             request_id=mint_request_id(),
             model=self.model.name,

@@ -19,6 +19,7 @@ from whalepod.cluster.tls import ServerTls
 from whalepod.cluster.wire import FINISH_REASONS, fidelity_from_proto, sampling_from_proto
 from whalepod.core.errors import ConfigError, InternalError, InvalidFieldError, ServingError
 from whalepod.core.ids import mint_request_id
+from whalepod.core.tracing import span
 from whalepod.engine.sampling_params import SamplingParams
 from whalepod.rpc.common.v1 import common_pb2
 from whalepod.rpc.router.v1 import router_pb2, router_pb2_grpc
@@ -127,7 +128,8 @@ class RouterServicer(router_pb2_grpc.RouterServiceServicer):
 
     async def _job(self, request: router_pb2.GenerateRequest, prompt: Prompt, caller: Caller) -> Job:
         front = self._front
-        ids = await front.language.prompt_ids(prompt, context_tokens=front.context_tokens_max)
+        with span("tokenize", caller.traceparent):
+            ids = await front.language.prompt_ids(prompt, context_tokens=front.context_tokens_max)
         front.check_length(len(ids), 1)
         sampling = _sampling(request, vocab_size=front.language.vocab_size)
         if sampling.grammar is not None:
@@ -161,15 +163,19 @@ class RouterServicer(router_pb2_grpc.RouterServiceServicer):
         """Who calls, and a record that ends with the call. A ServingError inside becomes the call's status."""
         headers = _headers(context)
         request_id = headers[REQUEST_ID_HEADER]
-        record = RequestRecord(endpoint, request_id, clock=self._front.clock, usage_log=self._usage_log)
+        record = RequestRecord(
+            endpoint,
+            request_id,
+            clock=self._front.clock,
+            usage_log=self._usage_log,
+            traceparent=headers.get("traceparent", ""),
+        )
         try:
             await context.send_initial_metadata(((REQUEST_ID_HEADER, record.request_id),))
             principal = self._authenticator.principal(headers)
             record.note_principal(principal)
             yield (
-                self._front.caller(
-                    principal, timeout_s=context.time_remaining(), traceparent=headers.get("traceparent", "")
-                ),
+                self._front.caller(principal, timeout_s=context.time_remaining(), traceparent=record.traceparent),
                 record,
             )
         except ServingError as error:

@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from whalepod.cluster.config import ClusterConfig, join_address
 from whalepod.cluster.registry import RegistryWatcher
 from whalepod.cluster.tls import ServerTls
+from whalepod.cluster.tracing import configure_tracing
 from whalepod.core.clock import SYSTEM_CLOCK, Clock
 from whalepod.core.errors import ConfigError
 from whalepod.model.config import ModelConfig
@@ -42,6 +43,7 @@ async def run_router(
     CheckpointError before serving.
     """
     listeners = _bind_http(config)
+    configure_tracing(config.tracing, role="router", name=join_address(config.reachable_host, config.router.http_port))
     try:
         router = RouterProcess(config, clock=clock)
         await router.serve(listeners, stop=stop, on_ready=on_ready)

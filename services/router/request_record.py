@@ -10,6 +10,7 @@ from typing import TypeVar
 from whalepod.cluster.error_codes import kind_of_error
 from whalepod.core.clock import Clock
 from whalepod.core.errors import ServingError
+from whalepod.core.tracing import start_span
 
 from .admission import QueueFullError
 from .job import Route
@@ -31,8 +32,17 @@ UNAUTHENTICATED = "authentication"
 class RequestRecord:
     """Ends once: the first outcome counts."""
 
-    def __init__(self, endpoint: str, request_id: str, *, clock: Clock, usage_log: UsageLog | None = None) -> None:
-        """`request_id` is the client's, or ours where it gave none: it is what both sides will search for."""
+    def __init__(
+        self,
+        endpoint: str,
+        request_id: str,
+        *,
+        clock: Clock,
+        usage_log: UsageLog | None = None,
+        traceparent: str = "",
+    ) -> None:
+        """`traceparent`: the client's. `request_id` is the client's too, or ours where it gave none: it is what both
+        sides will search for."""
         self.endpoint = endpoint
         self.request_id = request_id
         self._clock = clock
@@ -42,6 +52,12 @@ class RequestRecord:
         self._principal = Principal()
         self._route: Route | None = None
         self._ended = False
+        self._span = start_span(f"request {endpoint}", traceparent, serves=True, attributes={"request": request_id})
+
+    @property
+    def traceparent(self) -> str:
+        """Of the whole request's span."""
+        return self._span.traceparent
 
     def note_principal(self, principal: Principal) -> None:
         self._principal = principal
@@ -74,6 +90,7 @@ class RequestRecord:
                 "attempts": self._route.attempts,
             }
         log.info("request", extra=fields)
+        self._end_span(outcome)
         if self._usage_log is not None and outcome != UNAUTHENTICATED:
             self._usage_log.write(
                 UsageRecord(
@@ -85,6 +102,19 @@ class RequestRecord:
                     usage=self._usage,
                 )
             )
+
+    def _end_span(self, outcome: str) -> None:
+        usage, span = self._usage, self._span
+        span.set(
+            tenant=self._principal.tenant,
+            outcome=outcome,
+            prompt_tokens=usage.prompt_tokens,
+            cached_tokens=usage.cached_tokens,
+            completion_tokens=usage.completion_tokens,
+        )
+        if outcome != OK:
+            span.fail(outcome)
+        span.end()
 
     def end_with_error(self, error: ServingError) -> None:
         self.end("queue_full" if isinstance(error, QueueFullError) else kind_of_error(error))
