@@ -27,6 +27,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import httpx
 import psutil
 from rich.console import Console
 
@@ -136,6 +137,7 @@ async def run(model: Path, streams: Sequence[Stream], fault: str, *, ranks: int,
         pool = [join_address("127.0.0.1", config.decode.port + index) for index in range(ranks)]
         secret = cluster.config.cluster_secret()
         peers = GroupPeers(pool, index=ranks, secret=secret, clock=SYSTEM_CLOCK)
+        await wait_known(cluster.http_url, ranks)
         address = join_address("127.0.0.1", config.router.grpc_port)
         async with AsyncClient(address) as client:
             asking = [asyncio.create_task(ask(client, stream, tokens)) for stream in streams]
@@ -149,6 +151,13 @@ async def run(model: Path, streams: Sequence[Stream], fault: str, *, ranks: int,
             await wait_whole(peers, ranks, fault_s)
         await peers.close()
     return fault_s
+
+
+async def wait_known(url: str, ranks: int) -> None:
+    """Until the router has all ranks in its table, or it would give everything to those that came first."""
+    async with httpx.AsyncClient(trust_env=False) as client:
+        while (await client.get(f"{url}/readyz")).json()["pools"]["decode"]["ranks"] < ranks:
+            await asyncio.sleep(0.1)
 
 
 async def victim_pid(config: ClusterConfig, peers: GroupPeers, *, fair: int) -> int:
