@@ -147,6 +147,7 @@ async def run(model: Path, streams: Sequence[Stream], fault: str, *, ranks: int,
             fault_s = time.perf_counter()
             strike(fault, pid)
             await asyncio.gather(*asking)
+            print(f"all streams have ended {time.perf_counter() - fault_s:.1f} s after the fault", flush=True)
         if fault != "HEAD":
             await wait_whole(peers, ranks, fault_s)
         await peers.close()

@@ -25,6 +25,7 @@ from whalepod.cluster.config import ClusterConfig
 from whalepod.cluster.config_sources import settings
 from whalepod.cluster.embedded_redis import VERSION_MIN, find_redis_server, server_version
 from whalepod.cluster.free_ports import busy_ports
+from whalepod.cluster.machine_memory import CGROUP, machine_memory
 from whalepod.core.errors import CheckpointError, ConfigError
 from whalepod.core.visible_devices import VARIABLE as VISIBLE_DEVICES
 from whalepod.core.visible_devices import visible_devices
@@ -36,6 +37,7 @@ RANK_MIB = 500
 """What a process with torch and no weights to speak of takes."""
 RAY_MIB = 520
 OPEN_FILES_MIN = 4096
+PROCESSES_MIN = 4096
 SHARED_MEMORY_MIB_MIN = 80
 """Ray refuses to start an object store smaller than 75 MiB."""
 REDIS_TIMEOUT_S = 2.0
@@ -204,7 +206,13 @@ def check_memory(config: ClusterConfig) -> Iterator[Finding]:
     ranks = config.prefill.replicas + config.decode.replicas
     embedded_redis_mib = 0 if config.redis_url else config.redis_memory_mib
     needed_mib = (ranks + 1) * RANK_MIB + RAY_MIB + embedded_redis_mib
-    free_mib = psutil.virtual_memory().available // MIB
+    memory = machine_memory()
+    free_mib = memory.available // MIB
+    if memory.limit is not None:
+        text = (
+            f"this container may have {memory.limit // MIB} MiB; {memory.page_cache // MIB} MiB of that are page cache"
+        )
+        yield Finding(Verdict.OK, "limit", f"{text}, which counts, and is given back")
     if free_mib < needed_mib:
         text = f"{free_mib} MiB are free, {ranks} ranks, Ray and Redis take about {needed_mib} MiB"
         yield Finding(Verdict.WARNING, "memory", text, "close something, start fewer ranks, or lower redis_memory_mib")
@@ -225,6 +233,25 @@ def check_open_files(_: ClusterConfig) -> Iterator[Finding]:
         yield Finding(Verdict.WARNING, "files", f"a process may open {soft}, streams need more", fix)
     else:
         yield Finding(Verdict.OK, "files", f"a process may open {'any number' if soft < 0 else soft}")
+
+
+def check_limits(_: ClusterConfig) -> Iterator[Finding]:
+    """Limits that end a rank late, and say little when they do."""
+    soft, _hard = resource.getrlimit(resource.RLIMIT_AS)
+    if soft != resource.RLIM_INFINITY:
+        text = f"a process may map {soft // MIB} MiB, n-gram tables are mapped whole"
+        yield Finding(Verdict.WARNING, "limits", text, "ulimit -v unlimited")
+    processes, _hard = resource.getrlimit(resource.RLIMIT_NPROC)
+    if processes != resource.RLIM_INFINITY and processes < PROCESSES_MIN:
+        text = f"a user may have {processes} processes and threads, a rank has dozens"
+        yield Finding(Verdict.WARNING, "limits", text, f"ulimit -u {PROCESSES_MIN}")
+    try:
+        tasks = (CGROUP / "pids.max").read_text(encoding="ascii").strip()
+    except OSError:
+        return
+    if tasks.isdigit() and int(tasks) < PROCESSES_MIN:
+        text = f"this container may have {tasks} processes and threads, a rank has dozens"
+        yield Finding(Verdict.WARNING, "limits", text, f"raise its pids limit to {PROCESSES_MIN}")
 
 
 def check_model(config: ClusterConfig) -> Iterator[Finding]:
@@ -252,6 +279,7 @@ CHECKS: tuple[Callable[[ClusterConfig], Iterator[Finding]], ...] = (
     check_ports,
     check_memory,
     check_open_files,
+    check_limits,
     check_model,
 )
 

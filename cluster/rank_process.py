@@ -28,14 +28,17 @@ from whalepod.core.credentials import ClusterSecret
 from whalepod.core.errors import ConfigError, InternalError
 from whalepod.core.ids import Incarnation, RankId, mint_incarnation
 from whalepod.engine.interface import Fidelity, RankLoad, StepEvent
+from whalepod.engine.memory_plan import plan_memory
 from whalepod.engine.options import RankOptions
 from whalepod.engine.rank import EngineRank
 from whalepod.engine.rank_model import RankModel
+from whalepod.engine.rank_shape import RankShape
 from whalepod.model.config import ModelConfig
 from whalepod.model.tensor_layout import ModelRole
 
 from .config import METRICS_PORT_OFFSET, ClusterConfig, DecodeSettings, PrefillSettings, join_address
 from .grpc_options import server_options
+from .machine_memory import machine_memory
 from .rank_group import RankGroup, seat_of
 from .rank_metrics import LoadCollector, count_events, count_work
 from .registrar import Registrar
@@ -313,6 +316,7 @@ class RankProcess:
             kept_rows=config.engine.kept_rows,
             device=config.engine.device,
             seat=self._seat,
+            before_loading=self._check_memory,
         )
         if self._group is not None and self._model.experts is not None:
             self._group.make_loop(self._model.experts, on_failure=self._on_failure)
@@ -335,8 +339,19 @@ class RankProcess:
             on_work=count_work,
             clock=self._clock,
         )
-        log.info("memory plan of %s: %s", identity.rank_id, self._engine.memory)
         return self._engine
+
+    def _check_memory(self, shape: RankShape) -> None:
+        """Raises ConfigError before a weight is read, if they and the caches would not fit."""
+        plan = plan_memory(shape, rank_options(self._config, self._identity.role, shape.config))
+        log.info("memory plan of %s: %s", self._identity.rank_id, plan)
+        memory = machine_memory()
+        if shape.device.type == "cpu" and plan.total_bytes > memory.available:
+            what = "the machine" if memory.limit is None else f"the container (limit {memory.limit >> 20} MiB)"
+            raise ConfigError(
+                f"{self._identity.rank_id} does not fit: {plan}, but {what} has {memory.available >> 20} MiB left: "
+                "lower slots or blocks of its pool, or give it more"
+            )
 
     def _on_step(self, events: Sequence[StepEvent]) -> None:
         """On the engine's thread."""

@@ -4,12 +4,37 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Protocol
+
+import torch
 
 from whalepod.core.errors import ConfigError
-from whalepod.model.tensor_layout import Storage, specs_for_role
+from whalepod.model.caches import Caches
+from whalepod.model.config import ModelConfig
+from whalepod.model.tensor_layout import ModelRole, Storage, specs_for_role
 
+from .boundaries import Boundaries
+from .expert_parallel.seat import PooledExperts
 from .options import RankOptions
-from .rank_model import RankModel
+
+
+class PlannedModel(Protocol):
+    """A model that is loaded (`RankModel`), or one that is not yet (`RankShape`)."""
+
+    @property
+    def config(self) -> ModelConfig: ...
+    @property
+    def role(self) -> ModelRole: ...
+    @property
+    def boundaries(self) -> Boundaries: ...
+    @property
+    def block_tokens(self) -> int: ...
+    @property
+    def dtype(self) -> torch.dtype: ...
+    @property
+    def experts(self) -> PooledExperts | None: ...
+    def allocate(self, *, blocks: int, slots: int) -> Caches: ...
+
 
 CACHE_BYTES_DEFAULT = 2 << 30
 """For blocks if no limit is set: a laptop must survive a long context."""
@@ -39,7 +64,7 @@ class MemoryPlan:
         )
 
 
-def plan_memory(model: RankModel, options: RankOptions) -> MemoryPlan:
+def plan_memory(model: PlannedModel, options: RankOptions) -> MemoryPlan:
     """Raises ConfigError, with the numbers, if the options do not fit their memory."""
     probe = model.allocate(blocks=1, slots=1)
     model_max = model.config.max_position_embeddings
@@ -68,7 +93,7 @@ def plan_memory(model: RankModel, options: RankOptions) -> MemoryPlan:
     return plan
 
 
-def weights_bytes(model: RankModel) -> int:
+def weights_bytes(model: PlannedModel) -> int:
     """Of the weights in memory. N-gram tables are mapped from their files and shared by all ranks of a machine."""
     experts = model.experts
     resident = (
@@ -76,7 +101,7 @@ def weights_bytes(model: RankModel) -> int:
         for spec in specs_for_role(model.config, model.role)
         if spec.storage is not Storage.FP8_ROWS and (experts is None or experts.wanted(spec))
     )
-    return sum(math.prod(spec.shape) for spec in resident) * model.network.dtype.itemsize
+    return sum(math.prod(spec.shape) for spec in resident) * model.dtype.itemsize
 
 
 def _mib(count: int) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
@@ -23,6 +24,8 @@ from whalepod.model.weights_fingerprint import weights_fingerprint
 
 from .boundaries import Boundaries
 from .expert_parallel.seat import PooledExperts, Seat
+from .rank_shape import RankShape
+from .reading_log import ReadingLog
 from .state_image import block_layout
 
 DTYPES = {"cpu": torch.float32, "cuda": torch.bfloat16}
@@ -59,10 +62,12 @@ class RankModel:
         kept_rows: int | None = None,
         device: str = "cpu",
         seat: Seat | None = None,
+        before_loading: Callable[[RankShape], None] | None = None,
     ) -> Self:
         """Read the weights of `role` to `device` (`cpu`, `cuda`, `cuda:1`). `block_tokens` None: the model's. Results
         depend on the kind of device, not on `threads`. `kept_rows`: as many as the model must have. With a `seat`, only
         the experts that the rank holds are read: it computes within its group (`expert_parallel/`) only.
+        `before_loading` may refuse what it is shown.
 
         Sets the threads of the process. Raises ConfigError or CheckpointError.
         """
@@ -75,6 +80,9 @@ class RankModel:
         formats = RELEASE_FORMATS if quantized_caches else plain_formats(dtype)
         input_format = FP8_BLOCK32 if config.quantization_config is not None else None
         experts = None if seat is None else PooledExperts.at(seat, model_dir, config, role=role, dtype=dtype)
+        if before_loading is not None:
+            before_loading(RankShape(config, role, boundaries, formats, dtype, place, experts))
+        reading = ReadingLog(what=f"role {role.value}" if seat is None else f"role {role.value}, {seat}")
         network = Network.load(
             model_dir,
             role=role,
@@ -83,7 +91,9 @@ class RankModel:
             device=place,
             make_experts=LocalExperts.from_weights if experts is None else experts.bank.make,
             wanted=None if experts is None else experts.wanted,
+            progress=reading.note,
         )
+        reading.finish()
         tokenizer = Tokenizer.from_dir(model_dir)
         namespace = namespace_of(
             boundaries,
@@ -114,6 +124,10 @@ class RankModel:
     @property
     def role(self) -> ModelRole:
         return self.network.role
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.network.dtype
 
     @property
     def block_tokens(self) -> int:

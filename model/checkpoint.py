@@ -8,6 +8,7 @@ are: an `EngramTable` maps the file and decodes only the rows that are asked for
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -28,6 +29,8 @@ INDEX_FILE = "model.safetensors.index.json"
 SINGLE_FILE = "model.safetensors"
 NAMES_SHOWN = 10
 
+_ITEM_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
+"""Of what is stored; one byte for all others."""
 _FLOATS = {"F64", "F32", "F16", "BF16"}
 _BYTES = {"U8", "I8"}
 _CODES = {
@@ -67,9 +70,10 @@ def load_tensors(
     dtype: torch.dtype = torch.bfloat16,
     wanted: Callable[[TensorSpec], bool] | None = None,
     device: torch.device | str = "cpu",
+    progress: Callable[[int, int], None] | None = None,
 ) -> dict[str, Tensor]:
     """Every tensor of `role` but the n-gram tables, by its name in the file, contiguous, in `dtype` and on `device`.
-    With `wanted`, only the bytes of those tensors are read.
+    With `wanted`, only the bytes of those tensors are read. `progress` is told bytes read and bytes in all.
 
     Mixing coefficients (`hc_*`), `attn_sink` and the routing biases are kept in at least float32.
     Raises CheckpointError naming tensors that are missing, unexpected, misshapen or of a dtype that they cannot have.
@@ -77,13 +81,16 @@ def load_tensors(
     with _Files(Path(directory)) as files:
         specs = specs_for_role(config, role)
         files.check(specs, config)
-        return {
-            spec.name: files.read(spec, config).to(
-                device=device, dtype=torch.promote_types(dtype, torch.float32) if spec.float32 else dtype
-            )
-            for spec in specs
-            if spec.storage is not Storage.FP8_ROWS and (wanted is None or wanted(spec))
-        }
+        chosen = [s for s in specs if s.storage is not Storage.FP8_ROWS and (wanted is None or wanted(s))]
+        total, read = sum(map(files.stored_bytes, chosen)), 0
+        tensors: dict[str, Tensor] = {}
+        for spec in chosen:
+            own = torch.promote_types(dtype, torch.float32) if spec.float32 else dtype
+            tensors[spec.name] = files.read(spec, config).to(device=device, dtype=own)
+            read += files.stored_bytes(spec)
+            if progress is not None:
+                progress(read, total)
+        return tensors
 
 
 def load_engram_tables(
@@ -195,6 +202,11 @@ class _Files:
             (spec.name, _CODES[spec.storage], spec.codes_shape()),
             (spec.scale_name, _SCALES, scale_shape),
         ]
+
+    def stored_bytes(self, spec: TensorSpec) -> int:
+        """Of a tensor's values, and of their scales if it has some."""
+        entries = [self._entries.get(name) for name in dict.fromkeys((spec.name, spec.scale_name))]
+        return sum(math.prod(entry.shape) * _ITEM_BYTES.get(entry.dtype, 1) for entry in entries if entry is not None)
 
     def read(self, spec: TensorSpec, config: ModelConfig) -> Tensor:
         """The tensor's values, in memory of its own: mapped weights would change with the file, and their alignment,

@@ -114,6 +114,7 @@ class Network:
         wanted: Callable[[TensorSpec], bool] | None = None,
         device: torch.device | str = "cpu",
         packed: bool | None = None,
+        progress: Callable[[int, int], None] | None = None,
     ) -> Self:
         """From a checkpoint directory. Reads the tensors of `role` that are `wanted`, all of them by default:
         `make_experts` must do with those. Raises ConfigError or CheckpointError."""
@@ -121,7 +122,7 @@ class Network:
         token_map = engram_token_map(Tokenizer.from_dir(directory), config) if config.engram_layer_ids else None
         return cls(
             config,
-            load_tensors(directory, config, role=role, dtype=dtype, wanted=wanted, device=device),
+            load_tensors(directory, config, role=role, dtype=dtype, wanted=wanted, device=device, progress=progress),
             engram_tables=load_engram_tables(directory, config, role=role, dtype=dtype),
             token_map=token_map,
             role=role,

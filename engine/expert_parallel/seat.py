@@ -29,6 +29,9 @@ class Seat:
     size: int
     redundant: int = 0
 
+    def __str__(self) -> str:
+        return f"rank {self.index} of {self.size} that share the experts"
+
     def placements(self, config: ModelConfig) -> dict[str, Placement]:
         """Before any load is known, by prefix. Draft blocks get redundant slots in proportion.
 
