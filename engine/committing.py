@@ -5,6 +5,9 @@ Said ─▶ (grammar, finish rule) ─▶ tokens, and what ends the request
 
 from __future__ import annotations
 
+from collections.abc import Sequence as Ordered
+from typing import cast
+
 from whalepod.core.errors import ServingError
 
 from .finish import Finish
@@ -29,11 +32,12 @@ def judge(sequence: Sequence, token: SampledToken, guide: Guide, *, output_token
 
 def commit_tokens(
     sequence: Sequence, said: Said, *, guide: Guide, publisher: Publisher
-) -> tuple[list[SampledToken], End]:
+) -> tuple[Ordered[SampledToken], End]:
     """The tokens that a request now has, and what ends it. What was drawn behind the end is dropped."""
-    tokens = [token for token in said if isinstance(token, SampledToken)]
-    if len(tokens) == len(said) and _try_all(sequence, [token.id for token in tokens], publisher.block_tokens):
-        return tokens, None
+    if not isinstance(said[-1], ServingError):  # nor is any before it
+        drawn = cast(tuple[SampledToken, ...], said)
+        if _try_all(sequence, [token.id for token in drawn], publisher.block_tokens):
+            return drawn, None
     before, tokens = sequence.output_tokens, list[SampledToken]()
     for token in said:
         if tokens:  # whose row is computed

@@ -138,13 +138,17 @@ def segment_of(planned: PlannedRows, config: ModelConfig) -> Segment:
     """What the network is told about these rows. Rows that end before L need no logits, whatever comes after them."""
     sequence, start = planned.sequence, planned.start
     assert sequence.slot is not None
-    look_back = config.engram_max_ngram_size - 1
+    if start < len(sequence.tokens):
+        token_ids = sequence.tokens[start : planned.end]
+        history = sequence.tokens[max(0, start - config.engram_max_ngram_size + 1) : start]
+    else:  # the device knows both
+        token_ids, history = (UNKNOWN_ID,), ()
     return Segment(
         slot=sequence.slot.index,
         block_table=sequence.blocks,
         start=start,
-        token_ids=sequence.tokens[start : planned.end] or (UNKNOWN_ID,),
-        history=sequence.tokens[max(0, start - look_back) : start],
+        token_ids=token_ids,
+        history=history,
         floor=sequence.floor,
         window_start=sequence.window_start,
         write_start=sequence.write_start,
