@@ -28,7 +28,7 @@ def check_determinism(
     ] = None,
     seed: Annotated[int, typer.Option(min=0, help="The same seed gives the same requests and schedules.")] = 0,
 ) -> None:
-    """Run the same requests in `exact` under random arrivals, drops, chunk sizes and preemptions, and compare.
+    """Run the same requests in `exact` under random arrivals, drops, chunk sizes, drafts and preemptions, and compare.
 
     Compares tokens and every token's log-probability bit by bit. A check that could not have failed counts as failed.
     The last line is one JSON object of figures.

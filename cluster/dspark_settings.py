@@ -31,7 +31,7 @@ class DsparkSettings(BaseModel):
     )
     acceptance: Acceptance = Field(
         default=Acceptance.AUTO,
-        description="what makes a draft stand: rejection, coupled, auto (coupled for seeded requests)",
+        description="what makes a draft stand: rejection, coupled, auto (coupled for seeded and exact requests)",
     )
     draft_sampling: DraftSampling = Field(
         default=DraftSampling.SAMPLE, description="how drafts are chosen above temperature 0: sample, greedy"

@@ -32,7 +32,8 @@ from .options import RankOptions
 from .rank_model import RankModel
 from .runner import StepRunner
 from .sampling_params import SamplingParams
-from .speculation.options import SpeculationOptions
+from .speculation.cost_table import CostTable
+from .speculation.options import SpeculationOptions, Verification
 
 TIMEOUT_S: Final = 3600.0
 LEAK: Final = np.float32(2**-20)
@@ -201,9 +202,14 @@ def make_schedule(model: RankModel, plan: DeterminismPlan, cases: Ordered[Case],
 
 
 def _speculation(model: RankModel, rng: Random) -> SpeculationOptions | None:
-    """No drafts, or up to so many in a step."""
+    """No drafts, or up to so many in a step, of which all are verified or those that pay at a made-up cost."""
     draft_tokens = rng.randint(0, model.config.dspark_block_size) if model.network.drafter is not None else 0
-    return SpeculationOptions(draft_tokens=draft_tokens) if draft_tokens else None
+    if not draft_tokens:
+        return None
+    verification = rng.choice(list(Verification)) if model.config.enable_confidence_head else Verification.FIXED
+    rows = [(1, 0.0), (4, rng.uniform(0, 1)), (1000, rng.uniform(1, 300))]
+    cost = CostTable(bias=1.0, requests=[(1, 0.0)], rows=rows, draft=[(1, 0.0)])
+    return SpeculationOptions(draft_tokens=draft_tokens, verification=verification, cost=cost, gain_min=0.0)
 
 
 def _tight_blocks(model: RankModel, plan: DeterminismPlan, cases: Ordered[Case], rng: Random) -> int:

@@ -32,7 +32,8 @@ class Acceptance(Enum):
     """What makes a draft stand."""
 
     AUTO = "auto"
-    """Coupled for seeded requests, which are promised the same tokens with drafts and without; rejection for others."""
+    """Coupled for seeded requests and those of fidelity `exact`, which get the same tokens with drafts and without;
+    rejection for others."""
     REJECTION = "rejection"
     COUPLED = "coupled"
 
@@ -82,7 +83,8 @@ class SpeculationOptions:
         """Its drafts are judged by coupling: what it says does not depend on them, nor on how many are verified."""
         if request.sampling.greedy or self.acceptance is Acceptance.COUPLED:
             return True
-        return self.acceptance is Acceptance.AUTO and request.sampling.seed is not None
+        promised = request.sampling.seed is not None or request.fidelity is Fidelity.EXACT
+        return self.acceptance is Acceptance.AUTO and promised
 
     def trims(self, request: EngineRequest) -> bool:
         """How many of its drafts are verified may follow from other requests. Without coupling, that would change which

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from collections.abc import Sequence as Ordered
 from dataclasses import replace
+from random import Random
 
 import pytest
 
@@ -223,3 +224,86 @@ def test_whatever_stands_the_state_is_that_of_one_row_after_another(ahead: bool)
 @pytest.mark.parametrize("ahead", [False, True])
 def test_the_state_stays_that_of_one_row_after_another_for_200_steps(ahead: bool) -> None:
     _forced_lives(250, ahead=ahead)
+
+
+BATCH = 32
+
+
+def _coupled_answers(speculation: SpeculationOptions | None, *, cut: int | None, beside: int) -> list[list[int]]:
+    """Of the same first requests, with others beside them; after `cut` tokens they go on with another engine."""
+    options = replace(OPTIONS, slots=BATCH, blocks=6 * BATCH, speculation=speculation)
+    sampling = SamplingParams(temperature=0.9, top_p=0.95, max_tokens=18, ignore_eos=True, presence_penalty=0.4)
+    said: list[list[int]] = [[] for _ in range(FOLLOWED)]
+    for end in (cut or sampling.max_tokens, sampling.max_tokens):
+        world = World(options=options, instrument=lambda _: fake())
+        heard = [
+            world.submit(
+                world.request(
+                    prompt_of(20 + index, seed=index),
+                    replace(sampling, seed=index, max_tokens=end),
+                    name=f"followed {index}",
+                    resumed=said[index] if index < FOLLOWED else (),
+                )
+            )
+            for index in range(FOLLOWED + beside)
+            if index >= FOLLOWED or len(said[index]) < (end or 0)
+        ]
+        world.run()
+        for ids, each in zip(said, heard, strict=False):
+            ids += each.ids
+    return said
+
+
+FOLLOWED = 4
+
+
+BATCH_COST = replace(COST, rows=[*COST.rows[:-1], (6 * BATCH, 60.0)])
+COUPLED_WAYS = [
+    pytest.param(0, Verification.FIXED, marks=pytest.mark.slow),
+    (3, Verification.FIXED),
+    pytest.param(3, Verification.SCHEDULED, marks=pytest.mark.slow),
+    pytest.param(5, Verification.FIXED, marks=pytest.mark.slow),
+    (5, Verification.SCHEDULED),
+]
+
+
+@pytest.mark.parametrize(("drafts", "verification"), COUPLED_WAYS)
+def test_coupled_answers_are_the_same_for_any_drafts_beside_anybody_and_on_another_rank(
+    drafts: int, verification: Verification
+) -> None:
+    right = _coupled_answers(None, cut=None, beside=0)
+    assert {len(ids) for ids in right} == {18}
+    speculation = None
+    if drafts:
+        speculation = replace(COUPLED, draft_tokens=drafts, verification=verification, cost=BATCH_COST, gain_min=0.0)
+    for cut, beside in ((None, 0), (7, 0), (11, BATCH - FOLLOWED)):
+        assert _coupled_answers(speculation, cut=cut, beside=beside) == right, (cut, beside)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("drafts", range(1, 6))
+def test_500_greedy_answers_are_the_same_with_drafts(drafts: int) -> None:
+    """Blocks for half of the prompts that fit the slots, so that requests are preempted."""
+    rng = Random(3)
+    cases = [(rng.randint(1, 60), rng.randint(2, 24), rng.randrange(50)) for _ in range(500)]
+    answers: list[list[list[int]]] = []
+    preempted: list[int] = []
+    for speculation in (None, SpeculationOptions(draft_tokens=drafts)):
+        options = replace(
+            OPTIONS, slots=16, blocks=30, context_tokens_max=96, chunk_tokens=128, speculation=speculation
+        )
+        world = World(options=options)
+        heard = [
+            world.submit(
+                world.request(
+                    prompt_of(tokens, seed=seed), SamplingParams(temperature=0, max_tokens=answer, ignore_eos=True)
+                )
+            )
+            for tokens, answer, seed in cases
+        ]
+        world.run()
+        answers.append([each.ids for each in heard])
+        preempted.append(world.engine.preempted)
+    assert answers[0] == answers[1]
+    assert min(preempted) > 0

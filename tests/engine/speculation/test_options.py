@@ -68,13 +68,13 @@ def test_by_default_a_model_drafts_what_it_can() -> None:
         speculation_for(config, wanted, draft_tokens=None, cost_table=Path("missing.json"), temperature_table=None)
 
 
-def test_seeded_requests_are_coupled_unless_rejection_is_asked_for() -> None:
+def test_seeded_and_exact_requests_are_coupled_unless_rejection_is_asked_for() -> None:
     maker = RequestMaker(tiny_model())
     greedy = maker.request((3,), SamplingParams(temperature=0))
-    seeded, free = (maker.request((3,), SamplingParams(seed=seed)) for seed in (7, None))
-    fast = maker.request((3,), SamplingParams(seed=7), fidelity=Fidelity.FAST)
+    seeded, exact = (maker.request((3,), SamplingParams(seed=seed)) for seed in (7, None))
+    fast, free = (maker.request((3,), SamplingParams(seed=seed), fidelity=Fidelity.FAST) for seed in (7, None))
     auto, rejection, coupled = (SpeculationOptions(acceptance=each) for each in Acceptance)
-    assert [auto.couples(each) for each in (greedy, seeded, fast, free)] == [True, True, True, False]
+    assert [auto.couples(each) for each in (greedy, seeded, fast, exact, free)] == [True, True, True, True, False]
     assert [rejection.couples(each) for each in (greedy, seeded, fast, free)] == [True, False, False, False]
     assert all(coupled.couples(each) for each in (greedy, seeded, fast, free))
 
