@@ -14,6 +14,7 @@ import pytest_asyncio
 
 from tests.services.router.fake_ranks import FakeDecode, FakePrefill
 from tests.services.router.router_under_test import RouterUnderTest, running_router
+from whalepod.core.errors import InvalidFieldError
 
 CHAT: dict[str, Any] = {"messages": [{"role": "user", "content": "Hi"}], "thinking": {"type": "disabled"}}
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -229,6 +230,39 @@ async def test_b5_a_prompt_over_the_limit_is_refused_before_any_dispatch(
     assert response.json()["error"]["code"] == "context_length_exceeded"
     await check_refused(router, decode, response, 400, "prompt")
     assert prefill.seen.starts == []
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/completions", {"prompt": [400] * 40, "model": "another"}),
+        ("/v1/completions", {"prompt": [400] * 5000}),
+        ("/v1/completions", {"prompt": [400] * 40, "guided_regex": "a("}),
+        ("/v1/chat/completions", {"messages": [{"role": "nobody", "content": "x" * 200}]}),
+        ("/v1/messages", {"messages": [{"role": "user", "content": "x" * 200}], "max_tokens": 10**6}),
+        ("/v1/responses", {"input": "x" * 200, "tools": [{"type": "custom", "name": "code"}]}),
+    ],
+)
+async def test_a5_what_a_decode_rank_would_refuse_costs_no_prefill_rank_a_block(
+    router: RouterUnderTest, decode: FakeDecode, prefill: FakePrefill, path: str, body: dict[str, Any]
+) -> None:
+    responses = await asyncio.gather(*(router.http.post(path, json=body) for _ in range(10)))
+    assert all(400 <= response.status_code < 500 for response in responses), responses[0].text
+    assert (prefill.seen.starts, decode.seen.starts) == ([], [])
+
+
+async def test_a5_a_decode_rank_that_refuses_all_the_same_ends_the_prefill_leg(
+    router: RouterUnderTest, decode: FakeDecode, prefill: FakePrefill
+) -> None:
+    decode.behaviour.refuse_with = InvalidFieldError("prompt", "too long for this rank")
+    prefill.behaviour.hang = True
+    responses = await asyncio.gather(
+        *(router.http.post("/v1/completions", json={"prompt": [400] * 40, "max_tokens": 4}) for _ in range(10))
+    )
+    assert {response.status_code for response in responses} == {400}
+    async with asyncio.timeout(1.0):
+        while prefill.running:
+            await asyncio.sleep(0.01)
 
 
 async def test_b5_a_prompt_that_fits_the_decode_pool_alone_is_computed_there(

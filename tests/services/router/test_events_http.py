@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -130,7 +131,7 @@ def built_up(path: str, events: list[tuple[str, dict[str, Any]]]) -> dict[str, A
 
 def comparable(answer: Any) -> Any:
     """Without what differs from answer to answer."""
-    fresh = ("id", "created_at", "completed_at", "call_id", "signature", "encrypted_content")
+    fresh = ("id", "created", "created_at", "completed_at", "call_id", "signature", "encrypted_content")
     if isinstance(answer, dict):
         return {key: comparable(value) for key, value in answer.items() if key not in fresh}
     return [comparable(one) for one in answer] if isinstance(answer, list) else answer
@@ -340,3 +341,57 @@ async def test_a18_null_is_unset_in_every_field(router: RouterUnderTest, decode:
     null = await ask(router, path, **{**dict.fromkeys(names), **NOT_THINKING[path]})
     assert comparable(null) == comparable(unset)
     assert decode.seen.starts[0].sampling == decode.seen.starts[1].sampling
+
+
+OFF: dict[str, Any] = {"thinking": {"type": "disabled"}}
+A18_BODIES: dict[str, dict[str, Any]] = {
+    "/v1/completions": {"prompt": "Hi, and a few words more to be worth a hand-off to another rank.", "max_tokens": 5},
+    "/v1/chat/completions": {"messages": [{"role": "user", "content": "Hi"}], **OFF, "max_tokens": 5},
+    RESPONSES: {**NOT_THINKING[RESPONSES], "max_output_tokens": 5},
+    MESSAGES: {**NOT_THINKING[MESSAGES], "max_tokens": 5},
+}
+A18_FIELDS: dict[str, Any] = {
+    "stream": False,
+    "temperature": 0.5,
+    "top_p": 0.5,
+    "top_k": 3,
+    "min_p": 0.1,
+    "seed": 7,
+    "stop": ["zzz"],
+    "stop_token_ids": [5],
+    "min_tokens": 2,
+    "ignore_eos": True,
+    "presence_penalty": 0.5,
+    "frequency_penalty": 0.5,
+    "repetition_penalty": 1.1,
+    "logit_bias": {"300": 1},
+    "user": "u",
+    "cache_salt": "s",
+    "priority": 1,
+    "fidelity": "exact",
+    "metadata": {"user_id": "x"},
+    "store": False,
+}
+
+
+@pytest.mark.slow
+async def test_a18_every_protocol_and_field_means_the_same_with_and_without_a_prefill_rank(model_dir: Path) -> None:
+    """Unset, null and set: what goes over two ranks is what one rank answers, and null is unset."""
+    answers: dict[str, dict[tuple[str, str], Any]] = {}
+    for mode in ("never", "always"):
+        decode, prefill = FakeDecode(), FakePrefill()
+        async with running_router(model_dir, [decode, prefill], remote_prefill=mode) as router:
+            seen = answers.setdefault(mode, {})
+            for path, body in A18_BODIES.items():
+                null = dict.fromkeys(A18_FIELDS) | body
+                bodies = {
+                    "unset": body,
+                    "null": null,
+                    **{name: {**body, name: A18_FIELDS[name]} for name in A18_FIELDS},
+                }
+                told = await asyncio.gather(*(ask(router, path, **asked) for asked in bodies.values()))
+                seen |= {(path, how): comparable(answer) for how, answer in zip(bodies, told, strict=True)}
+        assert bool(prefill.seen.starts) == (mode == "always")
+    assert answers["always"] == answers["never"]
+    for path in A18_BODIES:
+        assert answers["never"][path, "null"] == answers["never"][path, "unset"], path
