@@ -76,11 +76,14 @@ test: venv  ## run the tests that run before every merge
 test-all: venv  ## run those and the slow ones
 	$(BIN)/pytest -m "" $(TESTS) $(ARGS)
 
-bench-peers: venv  ## fetch what benchmarks compare with into .bench-peers (LMCache 0.5.6, native client only)
+bench-peers: venv  ## fetch what benchmarks compare with into .bench-peers (LMCache 0.5.6's client, sglang-router 0.3.2)
 	@mkdir -p .bench-peers
 	$(BIN)/pip download --quiet --no-deps --dest .bench-peers lmcache==0.5.6
 	$(BIN)/python -m zipfile -e .bench-peers/lmcache-0.5.6-*.whl .bench-peers/wheel
 	@mkdir -p .bench-peers/lmcache && cp .bench-peers/wheel/lmcache/lmcache_redis*.so .bench-peers/lmcache/
+	$(BIN)/pip download --quiet --no-deps --dest .bench-peers sglang-router==0.3.2 setproctitle==1.3.8
+	@mkdir -p .bench-peers/sglang_router && for wheel in sglang_router setproctitle; do \
+		$(BIN)/python -m zipfile -e .bench-peers/$$wheel-*.whl .bench-peers/sglang_router; done
 	@rm -rf .bench-peers/wheel .bench-peers/*.whl
 
 mutants: venv  ## plant bugs in copies of the sources and see which check notices each

@@ -49,7 +49,7 @@ async def test_what_cannot_fit_into_memory_is_refused_with_the_numbers(redis_ser
             pass
 
 
-async def test_a_rank_with_other_blocks_does_not_join_and_both_layouts_are_named(redis_server: EmbeddedRedis) -> None:
+async def test_a3_a_rank_with_other_blocks_does_not_join_and_both_are_named(redis_server: EmbeddedRedis) -> None:
     config = world_config(redis_server.address.port)
     other = config.model_copy(update={"engine": config.engine.model_copy(update={"block_tokens": 32})})
     async with running_rank(config, "decode"):

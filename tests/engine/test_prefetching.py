@@ -101,3 +101,27 @@ def test_an_answer_that_comes_after_the_hand_off_is_dropped() -> None:
     decodes.engine.hand_off(request.request_id, 1, prefill(prefills, prompt_of(TOKENS), name="it"))
     decodes.run()
     assert heard.ids == [token.id for token in oracle(TOKENS)]
+
+
+@pytest.mark.parametrize("moment", ["prefetching", "prefetched", "loading"])
+def test_a4_a_request_given_up_at_any_moment_of_its_transfer_gives_back_every_block(moment: str) -> None:
+    store = MemoryStore()
+    prefills, decodes = World(store=store), World(store=store)
+    prefill(prefills, prompt_of(96))
+    handoff = prefill(prefills, prompt_of(TOKENS), name="it")
+    prefetcher = decodes.engine._restorer._prefetcher
+    assert prefetcher is not None
+    before = (decodes.engine.load().blocks_free, prefetcher.blocks_free)
+    for attempt in range(1, 4):
+        request = replace(
+            decodes.request(prompt_of(TOKENS), await_handoff=True, name="it", attempt=attempt), stored_tokens=96
+        )
+        decodes.submit(request)
+        if moment != "prefetching":
+            decodes.step()
+        if moment == "loading":
+            decodes.engine.hand_off(request.request_id, attempt, handoff)
+            decodes.engine.step()
+        decodes.engine.cancel(request.request_id, attempt)
+        decodes.run()
+        assert (decodes.engine.load().blocks_free, prefetcher.blocks_free) == before

@@ -200,3 +200,17 @@ def _without_names(answer: Any) -> Any:
             key=lambda text: json.loads(text)["choices"][0]["index"] if json.loads(text)["choices"] else 99,
         )
     return {**answer, "id": "", "created": 0}
+
+
+@pytest.mark.parametrize(
+    "error", [InvalidFieldError("grammar", "no way on"), ContextLengthError(tokens=9, tokens_max=8)]
+)
+async def test_a5_a_decode_rank_that_refuses_for_good_releases_the_prefill_rank_at_once(
+    router: RouterUnderTest, decode: FakeDecode, prefill: FakePrefill, error: ServingError
+) -> None:
+    prefill.behaviour.hang = True
+    decode.behaviour.refuse_with = error
+    for _ in range(5):
+        assert (await failure_of(router, LONG))[0] == 400
+        await until(lambda: prefill.running == 0, timeout_s=1.0)
+    await check_nothing_is_left(router, decode, prefill)

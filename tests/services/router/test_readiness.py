@@ -151,3 +151,13 @@ async def test_odd_token_requests_are_refused_by_name(
 def _sample(text: str, name: str) -> float:
     lines = [line for line in text.splitlines() if line.startswith(name + " ")]
     return float(lines[0].rsplit(" ", 1)[1]) if lines else 0.0
+
+
+async def test_d11_a_router_that_has_just_started_is_ready_before_it_knows_anything_of_the_store(
+    model_dir: Path,
+) -> None:
+    """There is no index to restore: prefixes are looked up, and learnt from replies."""
+    decode = FakeDecode()
+    async with running_router(model_dir, [decode], prefill_replicas=0) as router:
+        response = await router.http.get("/readyz")
+        assert response.status_code == 200
