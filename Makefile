@@ -81,9 +81,8 @@ bench-peers: venv  ## fetch what benchmarks compare with into .bench-peers (LMCa
 	$(BIN)/pip download --quiet --no-deps --dest .bench-peers lmcache==0.5.6
 	$(BIN)/python -m zipfile -e .bench-peers/lmcache-0.5.6-*.whl .bench-peers/wheel
 	@mkdir -p .bench-peers/lmcache && cp .bench-peers/wheel/lmcache/lmcache_redis*.so .bench-peers/lmcache/
-	$(BIN)/pip download --quiet --no-deps --dest .bench-peers sglang-router==0.3.2 setproctitle==1.3.8
-	@mkdir -p .bench-peers/sglang_router && for wheel in sglang_router setproctitle; do \
-		$(BIN)/python -m zipfile -e .bench-peers/$$wheel-*.whl .bench-peers/sglang_router; done
+	$(BIN)/pip download --quiet --no-deps --dest .bench-peers sglang-router==0.3.2
+	$(BIN)/python -m zipfile -e .bench-peers/sglang_router-*.whl .bench-peers/sglang_router
 	@rm -rf .bench-peers/wheel .bench-peers/*.whl
 
 mutants: venv  ## plant bugs in copies of the sources and see which check notices each

@@ -34,6 +34,8 @@ from whalepod.rpc.decode.v1 import decode_pb2, decode_pb2_grpc
 IDS = [300 + index % 1000 for index in range(1_000_000)]
 SHORT: dict[str, Any] = {"model": "whale", "prompt": IDS[:64], "max_tokens": 1, "temperature": 0}
 LENGTHS = {1_000: 60, 10_000: 40, 100_000: 12, 1_000_000: 3}
+WHOLE: dict[str, Any] = {**SHORT, "prompt": "The whale swam on, and the sea was quiet about it. " * 4}
+"""What the peer takes too: it knows no prompts of ids."""
 TEXT = "The whale swam on, and the sea was quiet about it. "
 STEP_MS = 50.0
 
@@ -62,7 +64,7 @@ def main() -> None:
 
 async def first_tokens(router: Started, figures: dict[str, float | None], *, requests: int) -> None:
     """At 1, 20 and 100 requests at a time, streamed; and the rate of whole answers at 100."""
-    streamed, whole = request_bytes({**SHORT, "stream": True}), request_bytes(SHORT)
+    streamed, whole = request_bytes({**SHORT, "stream": True}), request_bytes(WHOLE)
     await closed_loop(router.port, streamed, connections=20, requests=200)
     direct_s = await direct_first_token_s(router.stubs[0])
     print(f"a stub rank alone, over gRPC: p50 {1000 * direct_s:.2f} ms to the first token")
@@ -137,15 +139,15 @@ async def active_streams(router: Started, figures: dict[str, float | None], *, s
     figures["tokens_per_core_s"] = tokens_s
     print(
         f"{streams} active streams: a token is late by p99 {figures['gap_ms_p99']:.1f} ms, beside prompts of a million "
-        f"ids {figures['gap_ms_p99_beside_1m']:.1f} ms; {tokens_s:.0f} tokens a second of router time; a newcomer's first "
-        f"token p99 {figures['ttft_ms_p99_active']:.1f} ms after its step"
+        f"ids {figures['gap_ms_p99_beside_1m']:.1f} ms; {tokens_s:.0f} tokens a second of router time; a newcomer's "
+        f"first token p99 {figures['ttft_ms_p99_active']:.1f} ms after its step"
     )
     for one in opened:
         one.close()
 
 
 async def peer_rate(peer: Started, figures: dict[str, float | None], *, requests: int) -> None:
-    whole = request_bytes(SHORT)
+    whole = request_bytes(WHOLE)
     await closed_loop(peer.port, whole, connections=20, requests=200)
     before_s = peer.cpu_s()
     _, seconds = await closed_loop(peer.port, whole, connections=100, requests=requests)

@@ -53,6 +53,7 @@ COMMANDS: Mapping[str, CommandEntry] = {
         "check_determinism", "check_determinism", "Check that a request's tokens depend on nothing around it."
     ),
     "canary": CommandEntry("canary", "canary", "Compare a cluster with the single-process oracle, bit for bit."),
+    "fault": CommandEntry("fault", "fault", "Make a rank misbehave: kill, pause, delay, corrupt. For staging."),
     "keys": CommandEntry("keys", "app", "Make API keys, list them, take them back."),
     "bench": CommandEntry("bench", "app", "Measure the engine: what steps cost, and what drafts are worth."),
     "dspark": CommandEntry("dspark", "app", "Calibrate the drafter's confidences."),

@@ -24,8 +24,7 @@ from .user_dirs import state_dir
 def status(config: ClusterConfig) -> None:
     """Show ranks, their load and their health. Without a secret: the cluster that `whalepod serve` started here."""
     console = Console(highlight=False, soft_wrap=True)
-    if config.secret is None and config.secret_file is None:
-        config = _config_served_here(config.router.http_port, console)
+    config = served_here_unless_named(config, console)
     ranks, refused, redis_ok = asyncio.run(_look(config))
     if not redis_ok:
         console.print(f"the registry at {config.redis_url_or_embedded} does not answer")
@@ -38,7 +37,11 @@ def status(config: ClusterConfig) -> None:
         raise typer.Exit(1)
 
 
-def _config_served_here(http_port: int, console: Console) -> ClusterConfig:
+def served_here_unless_named(config: ClusterConfig, console: Console) -> ClusterConfig:
+    """The settings given, if they hold a secret; else those of the cluster that `whalepod serve` started here."""
+    if config.secret is not None or config.secret_file is not None:
+        return config
+    http_port = config.router.http_port
     record = serving_record(state_dir(), http_port)
     if record is None:
         console.print(

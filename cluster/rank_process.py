@@ -37,6 +37,7 @@ from whalepod.model.config import ModelConfig
 from whalepod.model.tensor_layout import ModelRole
 
 from .config import METRICS_PORT_OFFSET, ClusterConfig, DecodeSettings, PrefillSettings, join_address
+from .fault_switch import FaultServicer, FaultSwitch
 from .grpc_options import server_options
 from .machine_memory import machine_memory
 from .rank_group import RankGroup, seat_of
@@ -172,6 +173,7 @@ class RankProcess:
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
         self._failure: asyncio.Future[BaseException] = self._loop.create_future()
         self._draining = False
+        self._faults = FaultSwitch(clock=clock) if config.fault_injection else None
         self._model: RankModel | None = None
         self._engine: EngineRank | None = None
         self._store: RankStore | None = None
@@ -208,6 +210,10 @@ class RankProcess:
         )
         self._service = make_service(context)
         self._service.register(self._server)
+        if self._faults is not None:
+            log.warning("this rank takes orders of `whalepod fault` (fault_injection): not for production")
+            rank_id = self._identity.rank_id
+            FaultServicer(rank_id, self._faults, secret=self._secret, clock=self._clock).register(self._server)
         reflection.enable_server_reflection(
             (self._service.name, health.SERVICE_NAME, reflection.SERVICE_NAME), self._server
         )
@@ -328,6 +334,7 @@ class RankProcess:
             namespace=self._model.namespace,
             layout=self._model.block_layout,
             incarnation=identity.incarnation,
+            faults=self._faults,
             clock=self._clock,
         )
         self._engine = EngineRank(

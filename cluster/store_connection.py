@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass
 from pathlib import Path
+from random import Random
 
 from whalepod.core.clock import Clock
 from whalepod.core.credentials import ClusterSecret, Purpose
@@ -16,11 +17,14 @@ from whalepod.kvstore.client import KvClient
 from whalepod.kvstore.direct_server import DirectServer
 from whalepod.kvstore.held_values import HeldValues
 from whalepod.kvstore.node_cache import NodeCache
+from whalepod.kvstore.redis_transport import RedisTransport
 from whalepod.kvstore.server_check import check_servers
 from whalepod.kvstore.settings import StoreAddress, StoreSettings
+from whalepod.kvstore.transport import ValueTransport
 from whalepod.kvstore.value_format import BlockLayout
 
 from .config import DIRECT_PORT_OFFSET, ClusterConfig, join_address
+from .fault_switch import FaultSwitch, FaultyStore
 
 log = logging.getLogger(__name__)
 
@@ -62,6 +66,7 @@ def connect_rank_store(
     namespace: bytes,
     layout: BlockLayout,
     incarnation: Incarnation,
+    faults: FaultSwitch | None = None,
     clock: Clock,
 ) -> RankStore:
     """`port` is the rank's; `serves`: it hands off, so others may read from it. Raises ConfigError."""
@@ -74,8 +79,12 @@ def connect_rank_store(
         hold_bytes = config.kv.direct_hold_mib << 20
         held = HeldValues(bytes_max=hold_bytes, life_s=config.kv.direct_hold_seconds, clock=clock)
         server = DirectServer(held, key=key, host=config.host, port=port + DIRECT_PORT_OFFSET)
+    transport: ValueTransport | None = None
+    if faults is not None:
+        transport = FaultyStore(RedisTransport(settings, jitter=Random(incarnation), clock=clock), faults)
     client = KvClient(
         settings,
+        transport=transport,
         namespace=namespace,
         layout=layout,
         incarnation=incarnation,

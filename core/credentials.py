@@ -23,6 +23,7 @@ class Purpose(Enum):
     """What ranks of a pool say to each other about their group."""
     DIRECT_KEY = b"whalepod direct key v1"
     """Derives the key by which ranks that exchange values know each other."""
+    FAULT = b"whalepod fault v1"
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,7 @@ from collections.abc import Generator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import httpx
 import psutil
@@ -20,6 +21,14 @@ from whalepod.model.tiny_checkpoint import SMALLEST, shipped_tokenizer, tiny_con
 
 HERE = Path(__file__).parent.parent
 PEERS = HERE.parent / ".bench-peers" / "sglang_router"
+PEER = """
+import json, sys
+from sglang_router.router import Router
+from sglang_router.router_args import RouterArgs
+
+Router.from_args(RouterArgs(**json.loads(sys.argv[1]))).start()
+"""
+"""Without its launcher, which needs more packages than the router does."""
 SECRET = "the secret of this benchmark"
 PORT = 26_000
 START_S = 60.0
@@ -68,19 +77,16 @@ def sglang_router(*, port: int = PORT + 40) -> Generator[Started | None]:
         for worker in workers:
             stack.enter_context(_running([*_module("router_cases.http_stub"), "--port", str(worker)]))
             _wait_for(f"http://127.0.0.1:{worker}/health", None)
-        words = [
-            "--host",
-            "127.0.0.1",
-            "--port",
-            str(port),
-            "--policy",
-            "round_robin",
-            "--prometheus-port",
-            str(port + 2),
-        ]
-        words += ["--log-level", "error", "--worker-urls", *(f"http://127.0.0.1:{worker}" for worker in workers)]
+        arguments = {
+            "worker_urls": [f"http://127.0.0.1:{worker}" for worker in workers],
+            "host": "127.0.0.1",
+            "port": port,
+            "policy": "round_robin",
+            "prometheus_port": port + 2,
+            "log_level": "error",
+        }
         environment = {**os.environ, "PYTHONPATH": str(PEERS)}
-        command = [sys.executable, "-m", "sglang_router.launch_router", *words]
+        command = [sys.executable, "-c", PEER, json.dumps(arguments)]
         router = stack.enter_context(_running(command, environment))
         _wait_for(f"http://127.0.0.1:{port}/v1/models", router)
         yield Started(port, psutil.Process(router.pid), ())
@@ -89,7 +95,7 @@ def sglang_router(*, port: int = PORT + 40) -> Generator[Started | None]:
 def _model_files(directory: Path) -> Path:
     """What a router reads of a checkpoint, with a context of two million tokens."""
     tokenizer = shipped_tokenizer()
-    overrides = {**SMALLEST, "max_position_embeddings": 1 << 21}
+    overrides: dict[str, Any] = {**SMALLEST, "max_position_embeddings": 1 << 21}
     (directory / "config.json").write_text(json.dumps(tiny_config_json(tokenizer, block_tokens=256, **overrides)))
     (directory / "tokenizer.json").write_text(tokenizer.json)
     return directory
