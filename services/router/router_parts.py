@@ -85,21 +85,7 @@ class RouterParts:
             secret=secret,
             clock=clock,
         )
-        self._admission = Admission(
-            running_max=router.max_concurrent_requests,
-            queue_max=router.queue_size,
-            queue_timeout_s=router.queue_timeout_seconds,
-            room=self._table.room,
-            limits=TenantLimits(
-                Limits(
-                    requests_per_minute=router.tenant_requests_per_minute,
-                    tokens_per_minute=router.tenant_tokens_per_minute,
-                    concurrent_max=router.tenant_concurrent_requests,
-                ),
-                clock=clock,
-            ),
-            clock=clock,
-        )
+        self._admission = _admission(config, self._table, clock)
         self.front = FrontDoor(
             _served_model(config, model_config),
             language=language,
@@ -140,6 +126,25 @@ def load_language(config: ClusterConfig) -> Language:
     """Raises CheckpointError or ConfigError on a model directory that cannot be served."""
     tokenizer = Tokenizer.from_dir(config.model_dir)
     return Language(tokenizer, ModelConfig.from_dir(config.model_dir), served_name=config.model_name)
+
+
+def _admission(config: ClusterConfig, table: RankTable, clock: Clock) -> Admission:
+    router = config.router
+    return Admission(
+        running_max=router.max_concurrent_requests,
+        queue_max=router.queue_size,
+        queue_timeout_s=router.queue_timeout_seconds,
+        room=table.room,
+        limits=TenantLimits(
+            Limits(
+                requests_per_minute=router.tenant_requests_per_minute,
+                tokens_per_minute=router.tenant_tokens_per_minute,
+                concurrent_max=router.tenant_concurrent_requests,
+            ),
+            clock=clock,
+        ),
+        clock=clock,
+    )
 
 
 def _placement_rules(config: ClusterConfig) -> PlacementRules:
