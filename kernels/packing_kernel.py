@@ -6,6 +6,14 @@ import triton
 import triton.language as tl
 
 
+def chunk_of(width: int) -> int:
+    """The power of two of channels that a row of `width` is held in pieces of: up to 1,024, and of those that which
+    leaves least of the last piece empty."""
+    if width <= 1024:
+        return max(32, triton.next_power_of_2(width))
+    return min((1024, 512, 256), key=lambda size: (-width % size, -size))
+
+
 @triton.jit
 def rounded(x, dtype):
     """float32 as the nearest number of `dtype`, bfloat16 or float32."""
@@ -74,3 +82,28 @@ def spread_groups(values, ROWS: tl.constexpr, HALF: tl.constexpr, GROUP: tl.cons
     """[ROWS, 2 · HALF / GROUP] -> each group's value at its even (or odd) channels [ROWS, HALF]."""
     GROUPS: tl.constexpr = 2 * HALF // GROUP
     return tl.broadcast_to(values[:, :, None], (ROWS, GROUPS, GROUP // 2)).reshape(ROWS, HALF)
+
+
+@triton.jit
+def load_pairs(base, at, mask):
+    """Channels at, at + 1 of numbers in memory -> even, odd float32; `at` even. bfloat16 comes in words of two."""
+    if base.dtype.element_ty == tl.bfloat16:
+        words = tl.load((base.to(tl.pointer_type(tl.int32))) + at // 2, mask=mask, other=0)
+        return (words << 16).to(tl.float32, bitcast=True), (words & -65536).to(tl.float32, bitcast=True)
+    else:
+        return (
+            tl.load(base + at, mask=mask, other=0.0).to(tl.float32),
+            tl.load(base + at + 1, mask=mask, other=0.0).to(tl.float32),
+        )
+
+
+@triton.jit
+def store_pairs(base, at, even, odd, mask):
+    """The other way; `even` and `odd` float32 that are numbers of the dtype there."""
+    if base.dtype.element_ty == tl.bfloat16:
+        low = (even.to(tl.int32, bitcast=True) >> 16) & 0xFFFF
+        words = low | (odd.to(tl.int32, bitcast=True) & -65536)
+        tl.store((base.to(tl.pointer_type(tl.int32))) + at // 2, words, mask=mask)
+    else:
+        tl.store(base + at, even, mask=mask)
+        tl.store(base + at + 1, odd, mask=mask)

@@ -149,7 +149,7 @@ def candidate_scores(
     block: int,
     entries_per_block: int,
     tile: int = 128,
-    tiles: int = 8,
+    tiles: int = 16,
 ) -> Tensor:
     """As `whalepod.kernels.candidates.candidate_scores`, for bfloat16 on a GPU, or anything in Triton's interpreter."""
     rows, heads, _ = queries.shape

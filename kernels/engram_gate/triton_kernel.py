@@ -7,6 +7,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from whalepod.kernels.packing_kernel import chunk_of
+
 from .reference import MAGNITUDE_MIN as MAGNITUDE_MIN_VALUE
 
 MAGNITUDE_MIN = tl.constexpr(MAGNITUDE_MIN_VALUE)
@@ -20,27 +22,41 @@ def let_in_kernel(
     text,
     out,
     eps,
-    width,
     S: tl.constexpr,
-    WIDE: tl.constexpr,
+    WIDTH: tl.constexpr,
+    CHUNK: tl.constexpr,
+    CHUNKS: tl.constexpr,
     MASKED: tl.constexpr,
 ):
+    """One stream of one row, held as CHUNKS tensors of CHUNK channels: a row need not be a power of two wide."""
     row = tl.program_id(0).to(tl.int64)
     stream = tl.program_id(1)
-    channel = tl.arange(0, WIDE)
-    there = channel < width
-    own = tl.load(streams + (row * S + stream) * width + channel, mask=there, other=0.0).to(tl.float32)
-    memory = projected + row * (S + 1) * width
-    key = tl.load(memory + stream * width + channel, mask=there, other=0.0).to(tl.float32)
-    both = tl.load(weight + stream * width + channel, mask=there, other=0.0).to(tl.float32)
-    norms = 1.0 / tl.sqrt(tl.sum(own * own, 0) / width + eps) / tl.sqrt(tl.sum(key * key, 0) / width + eps)
-    dot = tl.sum(own * both * key, 0) * norms / tl.sqrt(width.to(tl.float32))
+    memory = projected + row * (S + 1) * WIDTH
+    place = (row * S + stream) * WIDTH
+    values = ()
+    own_squares = tl.zeros((CHUNK,), tl.float32)
+    key_squares = tl.zeros((CHUNK,), tl.float32)
+    products = tl.zeros((CHUNK,), tl.float32)
+    for chunk in tl.static_range(CHUNKS):
+        channel = chunk * CHUNK + tl.arange(0, CHUNK)
+        there = channel < WIDTH
+        own = tl.load(streams + place + channel, mask=there, other=0.0).to(tl.float32)
+        key = tl.load(memory + stream * WIDTH + channel, mask=there, other=0.0).to(tl.float32)
+        both = tl.load(weight + stream * WIDTH + channel, mask=there, other=0.0).to(tl.float32)
+        own_squares += own * own
+        key_squares += key * key
+        products += own * both * key
+        values = values + (own,)  # noqa: RUF005
+    norms = 1.0 / tl.sqrt(tl.sum(own_squares, 0) / WIDTH + eps) / tl.sqrt(tl.sum(key_squares, 0) / WIDTH + eps)
+    dot = tl.sum(products, 0) * norms * WIDTH**-0.5
     root = tl.sqrt(tl.maximum(tl.abs(dot), MAGNITUDE_MIN))
     gate = 1.0 / (1.0 + tl.exp(tl.where(dot < 0, root, -root)))
     if MASKED:
         gate = gate * tl.load(text + row).to(tl.float32)
-    value = tl.load(memory + S * width + channel, mask=there, other=0.0).to(tl.float32)
-    tl.store(out + (row * S + stream) * width + channel, own + gate * value, mask=there)
+    for chunk in tl.static_range(CHUNKS):
+        channel = chunk * CHUNK + tl.arange(0, CHUNK)
+        value = tl.load(memory + S * WIDTH + channel, mask=channel < WIDTH, other=0.0).to(tl.float32)
+        tl.store(out + place + channel, values[chunk] + gate * value, mask=channel < WIDTH)
 
 
 def let_in(streams: Tensor, projected: Tensor, weight: Tensor, text: Tensor | None, *, eps: float) -> Tensor:
@@ -55,10 +71,11 @@ def let_in(streams: Tensor, projected: Tensor, weight: Tensor, text: Tensor | No
             projected if text is None else text.to(torch.uint8),
             out,
             eps,
-            width,
             S=count,
-            WIDE=triton.next_power_of_2(width),
+            WIDTH=width,
+            CHUNK=chunk_of(width),
+            CHUNKS=triton.cdiv(width, chunk_of(width)),
             MASKED=text is not None,
-            num_warps=4 if width <= 2048 else 8,
+            num_warps=4,
         )
     return out

@@ -1,7 +1,7 @@
 """Experts in Triton: one grouped product for gates and values with SwiGLU behind it, one for the way down, one sum.
 
-(row, choice) pairs are sorted by expert on the device and dealt into tiles of one expert each, so nothing waits for the
-host, and a graph can hold it: there are always as many programs as the worst distribution needs, and the rest end at
+(row, choice) pairs are dealt into tiles of one expert each on the device, so nothing waits for the host, and a graph
+can hold it: there are always as many programs as the worst distribution needs, and the rest end at
 once. A pair's result does not depend on what else is in its tile; the sum over a row's choices has a fixed order.
 """
 
@@ -35,6 +35,56 @@ def swiglu_kernel(gate_up, out, limit, columns, BLOCK: tl.constexpr, ROUND: tl.c
     if ROUND:
         hidden = fp8_round_trip(hidden.reshape(1, BLOCK), 1, BLOCK).reshape(BLOCK)
     tl.store(out + row * columns + column, hidden, mask=there)
+
+
+@triton.jit
+def count_kernel(ids, counts, pairs, BLOCK: tl.constexpr):
+    """Pairs of each expert."""
+    pair = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    expert = tl.load(ids + pair, mask=pair < pairs, other=0)
+    tl.atomic_add(counts + expert, 1, mask=pair < pairs, sem="relaxed")
+
+
+@triton.jit
+def tiles_kernel(
+    counts,
+    tile_experts,
+    starts,
+    ends,
+    tiles,
+    EXPERTS: tl.constexpr,
+    WIDE: tl.constexpr,
+    ROWS: tl.constexpr,
+    TILES: tl.constexpr,
+):
+    expert = tl.arange(0, WIDE)
+    count = tl.load(counts + expert, mask=expert < EXPERTS, other=0)
+    end = tl.cumsum(count, 0)
+    tile_end = tl.cumsum((count + ROWS - 1) // ROWS, 0)
+    tile = tl.program_id(0) * TILES + tl.arange(0, TILES)
+    # The expert of a tile: how many experts' tiles all lie before it.
+    owner = tl.sum((tile_end[None, :] <= tile[:, None]).to(tl.int32), 1)
+    mine = expert[None, :] == owner[:, None]
+    first = tl.sum(tl.where(mine, (tile_end - (count + ROWS - 1) // ROWS)[None, :], 0), 1)
+    start = tl.sum(tl.where(mine, (end - count)[None, :], 0), 1)
+    last = tl.sum(tl.where(mine, end[None, :], 0), 1)
+    there = tile < tiles
+    tl.store(tile_experts + tile, tl.minimum(owner, EXPERTS), mask=there)
+    tl.store(starts + tile, start + (tile - first) * ROWS, mask=there)
+    tl.store(ends + tile, last, mask=there)
+
+
+@triton.jit
+def order_kernel(ids, counts, cursors, order, pairs, EXPERTS: tl.constexpr, WIDE: tl.constexpr, BLOCK: tl.constexpr):
+    """Give each pair a place among its expert's."""
+    pair = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    there = pair < pairs
+    chosen = tl.load(ids + pair, mask=there, other=0)
+    expert = tl.arange(0, WIDE)
+    count = tl.load(counts + expert, mask=expert < EXPERTS, other=0)
+    start = tl.gather(tl.cumsum(count, 0) - count, chosen.to(tl.int32), 0)
+    place = start + tl.atomic_add(cursors + chosen, 1, mask=there, sem="relaxed")
+    tl.store(order + place, pair, mask=there)
 
 
 @triton.jit
@@ -149,17 +199,21 @@ def tile_rows(pairs: int, experts: int) -> int:
 
 def deal_tiles(ids: Tensor, experts: int, rows: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """ids [pairs] int64 -> pairs in the order of their experts, and of each tile the expert (`experts`: none) and the
-    places where its pairs start and end in that order; int32."""
+    places where its pairs start and end in that order; int32. In which order an expert has its pairs is left open: what
+    comes of a pair does not depend on it."""
     pairs = ids.shape[0]
-    order = torch.sort(ids, stable=True).indices
-    counts = torch.zeros(experts, dtype=torch.int64, device=ids.device).scatter_add_(0, ids, torch.ones_like(ids))
-    ends, tile_ends = counts.cumsum(0), ((counts + rows - 1) // rows).cumsum(0)
-    number = torch.arange(min(pairs, experts) + pairs // rows, device=ids.device)
-    expert = torch.searchsorted(tile_ends, number, right=True)
-    known = expert.clamp(max=experts - 1)
-    first = torch.where(known > 0, tile_ends[(known - 1).clamp(min=0)], 0)
-    starts = ends[known] - counts[known] + (number - first) * rows
-    return order.int(), expert.int(), starts.int(), ends[known].int()
+    counts, cursors = torch.zeros(2, experts, dtype=torch.int32, device=ids.device)
+    order = torch.empty(pairs, dtype=torch.int32, device=ids.device)
+    tiles = min(pairs, experts) + pairs // rows
+    tile_experts, starts, ends = torch.empty(3, tiles, dtype=torch.int32, device=ids.device)
+    grid = (triton.cdiv(pairs, 256),)
+    count_kernel[grid](ids, counts, pairs, BLOCK=256, num_warps=4)
+    wide = triton.next_power_of_2(experts)
+    tiles_kernel[(triton.cdiv(tiles, 64),)](
+        counts, tile_experts, starts, ends, tiles, EXPERTS=experts, WIDE=wide, ROWS=rows, TILES=64, num_warps=4
+    )
+    order_kernel[grid](ids, counts, cursors, order, pairs, EXPERTS=experts, WIDE=wide, BLOCK=256, num_warps=4)
+    return order, tile_experts, starts, ends
 
 
 def routed_experts(
@@ -237,7 +291,7 @@ def swiglu(gates: Tensor, *, limit: float, round_trip: bool) -> Tensor:
     rows, columns = gates.shape[0], gates.shape[1] // 2
     out = torch.empty(rows, columns, dtype=gates.dtype, device=gates.device)
     if rows:
-        swiglu_kernel[(rows, triton.cdiv(columns, 1024))](
-            gates, out, limit, columns, BLOCK=1024, ROUND=round_trip, num_warps=4
+        swiglu_kernel[(rows, triton.cdiv(columns, 256))](
+            gates, out, limit, columns, BLOCK=256, ROUND=round_trip, num_warps=1
         )
     return out

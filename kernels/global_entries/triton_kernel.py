@@ -1,177 +1,165 @@
-"""Entries of global KV and their index keys in one pass, in Triton.
+"""Entries of global KV and their index keys in Triton: a pass over the rows on either side of the key's product.
 
-A program takes ROWS rows and goes over their channels twice: once for the mean square, once to normalise, pack and
-multiply with the key's matrix, chunk by chunk. The channels that turn all lie in the last chunk. Rows whose group does
-not end here are computed and not written: there are at most as many as there are others.
+    raw rows ─ pool, norm ─┬─ turn, pack ─▶ entry
+                           └─▶ latent ─ product (library) ─▶ key ─ norm, turn, pack ─▶ index key
+
+Programs whose group does not end end at once.
 """
 
 from __future__ import annotations
 
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from whalepod.kernels.linear import linear
 from whalepod.kernels.packing_kernel import (
     e2m1_codes,
     e4m3_bytes,
     e4m3_values,
     group_maxima,
+    load_pairs,
     power_of_two,
     power_of_two_exponent,
     rounded,
     spread_groups,
+    store_pairs,
 )
 
 FP4_GROUP = tl.constexpr(16)
 FP4_TARGET_MIN = tl.constexpr(2.0**-9)
 KEY_GROUP = tl.constexpr(32)
 KEY_TARGET_MIN = tl.constexpr(2.0**-126)
-ROWS_EACH = 16
+KEYS_EACH = 4
 
 
 @triton.jit
-def _member(raw, ring, source, column, there, WIDTH: tl.constexpr, STRIDE: tl.constexpr):
-    """Channels `column` of values and gate scores of raw rows (source >= 0) or ring places."""
+def _member(raw, ring, source, column, WIDTH: tl.constexpr):
+    """Even and odd channels of the values and gate scores of a raw row (source >= 0) or a ring place, [1, HALF]."""
     own = source >= 0
-    at = tl.where(own, source, -1 - source).to(tl.int64)[:, None] * STRIDE + column[None, :]
-    mine = there[:, None] & own[:, None]
-    other = there[:, None] & (source < 0)[:, None]
-    value = tl.load(raw + at, mask=mine, other=0.0) + tl.load(ring + at, mask=other, other=0.0)
-    score = tl.load(raw + at + WIDTH, mask=mine, other=0.0) + tl.load(ring + at + WIDTH, mask=other, other=0.0)
-    return value, score
+    start = tl.where(own, source, -1 - source).to(tl.int64) * (2 * WIDTH)
+    everywhere = column >= 0
+    even, odd = load_pairs(raw, start + column, everywhere & own)
+    ring_even, ring_odd = load_pairs(ring, start + column, everywhere & (source < 0))
+    gate_even, gate_odd = load_pairs(raw, start + WIDTH + column, everywhere & own)
+    ring_gate_even, ring_gate_odd = load_pairs(ring, start + WIDTH + column, everywhere & (source < 0))
+    return even + ring_even, odd + ring_odd, gate_even + ring_gate_even, gate_odd + ring_gate_odd
 
 
 @triton.jit
-def _pooled(raw, ring, earlier, row, column, there, WIDTH: tl.constexpr, RATIO: tl.constexpr, dtype):
-    """Channels `column` of the groups that end with `row`, rounded to `dtype`."""
-    STRIDE: tl.constexpr = WIDTH if RATIO == 1 else 2 * WIDTH
+def _mixed(value, total, highest, other, score):
+    """One more member of a running softmax, channel by channel."""
+    higher = tl.maximum(highest, score)
+    keep = tl.exp(highest - higher)
+    weight = tl.exp(score - higher)
+    return value * keep + other * weight, total * keep + weight, higher
+
+
+@triton.jit
+def _pooled(raw, ring, earlier, row, column, WIDTH: tl.constexpr, RATIO: tl.constexpr):
+    """Even and odd channels [1, HALF] of the group that ends with `row`."""
     if RATIO == 1:
-        at = row.to(tl.int64)[:, None] * STRIDE + column[None, :]
-        pooled = tl.load(raw + at, mask=there[:, None], other=0.0)
+        even, odd = load_pairs(raw, row.to(tl.int64) * WIDTH + column, column >= 0)
     else:
-        value, highest = _member(raw, ring, row, column, there, WIDTH, STRIDE)
-        total = value * 0.0 + 1.0
+        even, odd, high_even, high_odd = _member(raw, ring, row, column, WIDTH)
+        total_even = even * 0.0 + 1.0
+        total_odd = odd * 0.0 + 1.0
         for member in tl.static_range(RATIO - 1):
-            source = tl.load(earlier + row * (RATIO - 1) + member, mask=there, other=0)
-            other, score = _member(raw, ring, source, column, there, WIDTH, STRIDE)
-            higher = tl.maximum(highest, score)
-            keep = tl.exp(highest - higher)
-            weight = tl.exp(score - higher)
-            value = value * keep + other * weight
-            total = total * keep + weight
-            highest = higher
-        pooled = value / total
-    return rounded(pooled, dtype)
+            source = tl.load(earlier + row * (RATIO - 1) + member)
+            value_even, value_odd, score_even, score_odd = _member(raw, ring, source, column, WIDTH)
+            even, total_even, high_even = _mixed(even, total_even, high_even, value_even, score_even)
+            odd, total_odd, high_odd = _mixed(odd, total_odd, high_odd, value_odd, score_odd)
+        even = even / total_even
+        odd = odd / total_odd
+    return even, odd
 
 
 @triton.jit
 def _turned(even, odd, cos, sin, row, pair, there, PAIRS: tl.constexpr, dtype):
-    turning = there[:, None] & (pair >= 0)[None, :]
-    at = row[:, None] * PAIRS + pair[None, :]
-    c = tl.load(cos + at, mask=turning, other=1.0)
-    s = tl.load(sin + at, mask=turning, other=0.0)
+    """row [ROWS, 1], pair [1, HALF]"""
+    turning = there & (pair >= 0)
+    c = tl.load(cos + row * PAIRS + pair, mask=turning, other=1.0)
+    s = tl.load(sin + row * PAIRS + pair, mask=turning, other=0.0)
     return rounded(even * c - odd * s, dtype), rounded(odd * c + even * s, dtype)
 
 
 @triton.jit
-def _write_fp4(record, even, odd, first, there, ROWS: tl.constexpr, HALF: tl.constexpr, WIDTH: tl.constexpr):
-    """Pack channels first … first + 2 · HALF - 1 into `FP4_BLOCK16` records."""
-    target = tl.maximum(group_maxima(even, odd, ROWS, HALF, FP4_GROUP) / 6.0, FP4_TARGET_MIN)
-    codes = e4m3_bytes(tl.minimum(target, 448.0))
-    scale = spread_groups(e4m3_values(codes.to(tl.int32)), ROWS, HALF, FP4_GROUP)
-    low = e2m1_codes(tl.clamp(even / scale, -6.0, 6.0))
-    high = e2m1_codes(tl.clamp(odd / scale, -6.0, 6.0))
-    tl.store(
-        record[:, None] + first // 2 + tl.arange(0, HALF)[None, :],
-        (low | (high << 4)).to(tl.uint8),
-        mask=there[:, None],
-    )
-    group = first // FP4_GROUP + tl.arange(0, 2 * HALF // FP4_GROUP)
-    tl.store(record[:, None] + WIDTH // 2 + group[None, :], codes, mask=there[:, None])
-
-
-@triton.jit
-def _write_key(record, even, odd, there, ROWS: tl.constexpr, HALF: tl.constexpr):
-    """Pack whole index keys into `MXFP4_BLOCK32` records."""
-    target = tl.maximum(group_maxima(even, odd, ROWS, HALF, KEY_GROUP) / 6.0, KEY_TARGET_MIN)
-    exponent = power_of_two_exponent(target)
-    scale = spread_groups(power_of_two(exponent), ROWS, HALF, KEY_GROUP)
-    low = e2m1_codes(tl.clamp(even / scale, -6.0, 6.0))
-    high = e2m1_codes(tl.clamp(odd / scale, -6.0, 6.0))
-    tl.store(record[:, None] + tl.arange(0, HALF)[None, :], (low | (high << 4)).to(tl.uint8), mask=there[:, None])
-    group = tl.arange(0, 2 * HALF // KEY_GROUP)
-    tl.store(record[:, None] + HALF + group[None, :], exponent.to(tl.uint8), mask=there[:, None])
-
-
-@triton.jit
-def global_entries_kernel(
+def entry_rows_kernel(
     raw,
     ring,
     earlier,
     norm,
-    key_weight,
-    key_norm,
     cos,
     sin,
     destinations,
+    latents,
     entries,
+    eps,
+    WIDTH: tl.constexpr,
+    PAIRS: tl.constexpr,
+    RATIO: tl.constexpr,
+):
+    row = tl.program_id(0)
+    destination = tl.load(destinations + row)
+    if destination >= 0:
+        HALF: tl.constexpr = WIDTH // 2
+        dtype = norm.dtype.element_ty
+        column = 2 * tl.arange(0, HALF)[None, :]
+        even, odd = _pooled(raw, ring, earlier, row, column, WIDTH, RATIO)
+        even = rounded(even, dtype)
+        odd = rounded(odd, dtype)
+        root = 1.0 / tl.sqrt(tl.sum(tl.sum(even * even + odd * odd, 1), 0) / WIDTH + eps)
+        norm_even, norm_odd = load_pairs(norm, column, column >= 0)
+        even = rounded(even * root * norm_even, dtype)
+        odd = rounded(odd * root * norm_odd, dtype)
+        store_pairs(latents, row.to(tl.int64) * WIDTH + column, even, odd, column >= 0)
+        even, odd = _turned(even, odd, cos, sin, row, column // 2 - (HALF - PAIRS), column >= 0, PAIRS, dtype)
+
+        target = tl.maximum(group_maxima(even, odd, 1, HALF, FP4_GROUP) / 6.0, FP4_TARGET_MIN)
+        codes = e4m3_bytes(tl.minimum(target, 448.0))
+        scale = spread_groups(e4m3_values(codes.to(tl.int32)), 1, HALF, FP4_GROUP)
+        low = e2m1_codes(tl.clamp(even / scale, -6.0, 6.0))
+        high = e2m1_codes(tl.clamp(odd / scale, -6.0, 6.0))
+        record = entries + destination.to(tl.int64) * (HALF + WIDTH // FP4_GROUP)
+        tl.store(record + column // 2, (low | (high << 4)).to(tl.uint8))
+        tl.store(record + HALF + tl.arange(0, WIDTH // FP4_GROUP)[None, :], codes)
+
+
+@triton.jit
+def key_rows_kernel(
+    projected,
+    norm,
+    cos,
+    sin,
+    destinations,
     keys,
     rows,
     eps,
     WIDTH: tl.constexpr,
-    KEY_WIDTH: tl.constexpr,
     PAIRS: tl.constexpr,
-    RATIO: tl.constexpr,
     ROWS: tl.constexpr,
-    CHUNK: tl.constexpr,
-    FAST: tl.constexpr,
 ):
-    dtype = key_weight.dtype.element_ty
+    HALF: tl.constexpr = WIDTH // 2
+    dtype = norm.dtype.element_ty
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     destination = tl.load(destinations + row, mask=row < rows, other=-1)
-    there = destination >= 0
-    if tl.max(destination, 0) >= 0:
-        HALF: tl.constexpr = CHUNK // 2
-        KEY_HALF: tl.constexpr = KEY_WIDTH // 2
-        channel = tl.arange(0, HALF)
-        squares = tl.zeros((ROWS,), tl.float32)
-        for chunk in range(0, WIDTH, CHUNK):
-            even = _pooled(raw, ring, earlier, row, chunk + 2 * channel, there, WIDTH, RATIO, dtype)
-            odd = _pooled(raw, ring, earlier, row, chunk + 2 * channel + 1, there, WIDTH, RATIO, dtype)
-            squares += tl.sum(even * even + odd * odd, 1)
-        root = (1.0 / tl.sqrt(squares / WIDTH + eps))[:, None]
+    there = (destination >= 0)[:, None]
+    column = 2 * tl.arange(0, HALF)[None, :]
+    even, odd = load_pairs(projected, row.to(tl.int64)[:, None] * WIDTH + column, there)
+    root = (1.0 / tl.sqrt(tl.sum(even * even + odd * odd, 1) / WIDTH + eps))[:, None]
+    norm_even, norm_odd = load_pairs(norm, column, column >= 0)
+    even = rounded(even * root * norm_even, dtype)
+    odd = rounded(odd * root * norm_odd, dtype)
+    even, odd = _turned(even, odd, cos, sin, row[:, None], column // 2 - (HALF - PAIRS), there, PAIRS, dtype)
 
-        place = destination.to(tl.int64)
-        record = entries + place * (WIDTH // 2 + WIDTH // FP4_GROUP)
-        key_channel = tl.arange(0, KEY_HALF)
-        key_even = tl.zeros((ROWS, KEY_HALF), tl.float32)
-        key_odd = tl.zeros((ROWS, KEY_HALF), tl.float32)
-        for chunk in range(0, WIDTH, CHUNK):
-            column = chunk + 2 * channel
-            even = _pooled(raw, ring, earlier, row, column, there, WIDTH, RATIO, dtype) * root
-            odd = _pooled(raw, ring, earlier, row, column + 1, there, WIDTH, RATIO, dtype) * root
-            even = rounded(even * tl.load(norm + column)[None, :].to(tl.float32), dtype)
-            odd = rounded(odd * tl.load(norm + column + 1)[None, :].to(tl.float32), dtype)
-            at = key_weight + 2 * key_channel[None, :] * WIDTH + column[:, None]
-            if FAST:
-                left_even, left_odd = even.to(tl.bfloat16), odd.to(tl.bfloat16)
-                key_even = tl.dot(left_even, tl.load(at), key_even)
-                key_even = tl.dot(left_odd, tl.load(at + 1), key_even)
-                key_odd = tl.dot(left_even, tl.load(at + WIDTH), key_odd)
-                key_odd = tl.dot(left_odd, tl.load(at + WIDTH + 1), key_odd)
-            else:
-                key_even += tl.dot(even, tl.load(at).to(tl.float32)) + tl.dot(odd, tl.load(at + 1).to(tl.float32))
-                key_odd += tl.dot(even, tl.load(at + WIDTH).to(tl.float32))
-                key_odd += tl.dot(odd, tl.load(at + WIDTH + 1).to(tl.float32))
-            even, odd = _turned(even, odd, cos, sin, row, column // 2 - (WIDTH // 2 - PAIRS), there, PAIRS, dtype)
-            _write_fp4(record, even, odd, chunk, there, ROWS, HALF, WIDTH)
-
-        even, odd = rounded(key_even, dtype), rounded(key_odd, dtype)
-        root = (1.0 / tl.sqrt(tl.sum(even * even + odd * odd, 1) / KEY_WIDTH + eps))[:, None]
-        even = rounded(even * root * tl.load(key_norm + 2 * key_channel)[None, :].to(tl.float32), dtype)
-        odd = rounded(odd * root * tl.load(key_norm + 2 * key_channel + 1)[None, :].to(tl.float32), dtype)
-        even, odd = _turned(even, odd, cos, sin, row, key_channel - (KEY_HALF - PAIRS), there, PAIRS, dtype)
-        _write_key(keys + place * (KEY_HALF + KEY_WIDTH // KEY_GROUP), even, odd, there, ROWS, KEY_HALF)
+    exponent = power_of_two_exponent(tl.maximum(group_maxima(even, odd, ROWS, HALF, KEY_GROUP) / 6.0, KEY_TARGET_MIN))
+    scale = spread_groups(power_of_two(exponent), ROWS, HALF, KEY_GROUP)
+    low = e2m1_codes(tl.clamp(even / scale, -6.0, 6.0))
+    high = e2m1_codes(tl.clamp(odd / scale, -6.0, 6.0))
+    record = keys + destination.to(tl.int64)[:, None] * (HALF + WIDTH // KEY_GROUP)
+    tl.store(record + column // 2, (low | (high << 4)).to(tl.uint8), mask=there)
+    tl.store(record + HALF + tl.arange(0, WIDTH // KEY_GROUP)[None, :], exponent.to(tl.uint8), mask=there)
 
 
 @triton.jit
@@ -198,37 +186,42 @@ def write_global_entries(
     keys: Tensor,
     *,
     eps: float,
-    num_warps: int = 4,
 ) -> None:
     """As `whalepod.kernels.global_entries.write_global_entries`, for bfloat16 on a GPU, or anything in Triton's
     interpreter."""
-    rows, width = raw.shape[0], norm.shape[0]
+    rows, width, key_width = raw.shape[0], norm.shape[0], key_norm.shape[0]
     if rows == 0:
         return
-    chunk = min(64, width)
-    assert 2 * cos.shape[1] <= chunk, "the channels that turn must fit into one chunk"
-    global_entries_kernel[(triton.cdiv(rows, ROWS_EACH),)](
+    latents = torch.empty(rows, width, dtype=norm.dtype, device=raw.device)
+    entry_rows_kernel[(rows,)](
         raw.contiguous(),
         raw if ring is None else ring,
         destinations if earlier is None else earlier,
         norm,
-        key_weight,
+        cos,
+        sin,
+        destinations,
+        latents,
+        entries,
+        eps,
+        WIDTH=width,
+        PAIRS=cos.shape[1],
+        RATIO=1 if earlier is None else earlier.shape[1] + 1,
+        num_warps=2,
+    )
+    key_rows_kernel[(triton.cdiv(rows, KEYS_EACH),)](
+        linear(latents, key_weight),
         key_norm,
         cos,
         sin,
         destinations,
-        entries,
         keys,
         rows,
         eps,
-        WIDTH=width,
-        KEY_WIDTH=key_norm.shape[0],
+        WIDTH=key_width,
         PAIRS=cos.shape[1],
-        RATIO=1 if earlier is None else earlier.shape[1] + 1,
-        ROWS=ROWS_EACH,
-        CHUNK=chunk,
-        FAST=raw.is_cuda,
-        num_warps=num_warps,
+        ROWS=KEYS_EACH,
+        num_warps=2,
     )
 
 

@@ -11,10 +11,12 @@ from whalepod.kernels.packing_kernel import (
     e2m1_codes,
     e2m1_values,
     group_maxima,
+    load_pairs,
     power_of_two,
     power_of_two_exponent,
     rounded,
     spread_groups,
+    store_pairs,
 )
 
 GROUP = tl.constexpr(32)
@@ -38,8 +40,7 @@ def index_queries_kernel(
     there = (vector < vectors)[:, None]
     channel = tl.arange(0, HALF)
     at = vector.to(tl.int64)[:, None] * (2 * HALF) + 2 * channel[None, :]
-    even = tl.load(queries + at, mask=there, other=0.0).to(tl.float32)
-    odd = tl.load(queries + at + 1, mask=there, other=0.0).to(tl.float32)
+    even, odd = load_pairs(queries, at, there)
     pair = channel - (HALF - PAIRS)
     angle = (vector // HEADS)[:, None] * PAIRS + pair[None, :]
     turning = there & (pair >= 0)[None, :]
@@ -52,8 +53,9 @@ def index_queries_kernel(
     exponent = power_of_two_exponent(tl.maximum(group_maxima(even, odd, VECTORS, HALF, GROUP) / 6.0, TARGET_MIN))
     # Divided, not multiplied: the inverse of the smallest scales is no float32.
     scale = spread_groups(power_of_two(exponent), VECTORS, HALF, GROUP)
-    tl.store(out + at, e2m1_values(e2m1_codes(tl.clamp(even / scale, -6.0, 6.0))) * scale, mask=there)
-    tl.store(out + at + 1, e2m1_values(e2m1_codes(tl.clamp(odd / scale, -6.0, 6.0))) * scale, mask=there)
+    even = e2m1_values(e2m1_codes(tl.clamp(even / scale, -6.0, 6.0))) * scale
+    odd = e2m1_values(e2m1_codes(tl.clamp(odd / scale, -6.0, 6.0))) * scale
+    store_pairs(out, at, even, odd, there)
 
 
 def index_queries(queries: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from whalepod.kernels.packing_kernel import e4m3_bytes, power_of_two, power_of_two_exponent, rounded
+from whalepod.kernels.packing_kernel import chunk_of, e4m3_bytes, power_of_two, power_of_two_exponent, rounded
 
 GROUP = tl.constexpr(32)
 TARGET_MIN = tl.constexpr(1e-4 / 448.0)
@@ -15,28 +15,40 @@ TARGET_MIN = tl.constexpr(1e-4 / 448.0)
 
 @triton.jit
 def rms_norm_kernel(
-    x, weight, out, codes, scales, eps, WIDTH: tl.constexpr, WIDE: tl.constexpr, QUANTISE: tl.constexpr
+    x,
+    weight,
+    out,
+    codes,
+    scales,
+    eps,
+    WIDTH: tl.constexpr,
+    CHUNK: tl.constexpr,
+    CHUNKS: tl.constexpr,
+    QUANTISE: tl.constexpr,
 ):
-    """WIDE is the power of two from WIDTH on."""
+    """One row, held as CHUNKS tensors of CHUNK channels: a row need not be a power of two wide."""
     row = tl.program_id(0).to(tl.int64)
-    channel = tl.arange(0, WIDE)
-    there = channel < WIDTH
-    value = tl.load(x + row * WIDTH + channel, mask=there, other=0.0).to(tl.float32)
-    root = 1.0 / tl.sqrt(tl.sum(value * value, 0) / WIDTH + eps)
-    value = value * root * tl.load(weight + channel, mask=there, other=0.0).to(tl.float32)
-    value = rounded(value, x.dtype.element_ty)
-    tl.store(out + row * WIDTH + channel, value, mask=there)
-    if QUANTISE:
-        grouped = value.reshape(WIDE // GROUP, GROUP)
-        exponent = power_of_two_exponent(tl.maximum(tl.max(tl.abs(grouped), 1) / 448.0, TARGET_MIN))
-        grouped = tl.clamp(grouped * power_of_two(254 - exponent)[:, None], -448.0, 448.0)
-        tl.store(codes + row * WIDTH + channel, e4m3_bytes(grouped.reshape(WIDE)), mask=there)
-        group = tl.arange(0, WIDE // GROUP)
-        tl.store(scales + row * (WIDTH // GROUP) + group, exponent.to(tl.uint8), mask=group < WIDTH // GROUP)
-
-
-def _warps(width: int) -> int:
-    return 4 if width <= 2048 else 8
+    values = ()
+    squares = tl.zeros((CHUNK,), tl.float32)
+    for chunk in tl.static_range(CHUNKS):
+        channel = chunk * CHUNK + tl.arange(0, CHUNK)
+        value = tl.load(x + row * WIDTH + channel, mask=channel < WIDTH, other=0.0).to(tl.float32)
+        squares += value * value
+        values = values + (value,)  # noqa: RUF005
+    root = 1.0 / tl.sqrt(tl.sum(squares, 0) / WIDTH + eps)
+    for chunk in tl.static_range(CHUNKS):
+        channel = chunk * CHUNK + tl.arange(0, CHUNK)
+        there = channel < WIDTH
+        value = values[chunk] * root * tl.load(weight + channel, mask=there, other=0.0).to(tl.float32)
+        value = rounded(value, x.dtype.element_ty)
+        tl.store(out + row * WIDTH + channel, value, mask=there)
+        if QUANTISE:
+            grouped = value.reshape(CHUNK // GROUP, GROUP)
+            exponent = power_of_two_exponent(tl.maximum(tl.max(tl.abs(grouped), 1) / 448.0, TARGET_MIN))
+            grouped = tl.clamp(grouped * power_of_two(254 - exponent)[:, None], -448.0, 448.0)
+            tl.store(codes + row * WIDTH + channel, e4m3_bytes(grouped.reshape(CHUNK)), mask=there)
+            group = chunk * (CHUNK // GROUP) + tl.arange(0, CHUNK // GROUP)
+            tl.store(scales + row * (WIDTH // GROUP) + group, exponent.to(tl.uint8), mask=group < WIDTH // GROUP)
 
 
 def rms_norm(x: Tensor, weight: Tensor, *, eps: float) -> Tensor:
@@ -53,9 +65,10 @@ def rms_norm(x: Tensor, weight: Tensor, *, eps: float) -> Tensor:
             out,
             eps,
             WIDTH=width,
-            WIDE=triton.next_power_of_2(width),
+            CHUNK=chunk_of(width),
+            CHUNKS=triton.cdiv(width, chunk_of(width)),
             QUANTISE=False,
-            num_warps=_warps(width),
+            num_warps=4,
         )
     return out
 
@@ -76,8 +89,9 @@ def rms_norm_fp8(x: Tensor, weight: Tensor, *, eps: float) -> tuple[Tensor, Tens
             scales,
             eps,
             WIDTH=width,
-            WIDE=triton.next_power_of_2(width),
+            CHUNK=chunk_of(width),
+            CHUNKS=triton.cdiv(width, chunk_of(width)),
             QUANTISE=True,
-            num_warps=_warps(width),
+            num_warps=4,
         )
     return out, codes, scales

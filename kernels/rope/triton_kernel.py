@@ -6,7 +6,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from whalepod.kernels.packing_kernel import rounded
+from whalepod.kernels.packing_kernel import load_pairs, rounded, store_pairs
 
 
 @triton.jit
@@ -17,13 +17,12 @@ def rotate_kernel(
     there = (vector < vectors)[:, None]
     pair = tl.arange(0, PAIRS)[None, :]
     at = vector.to(tl.int64)[:, None] * WIDTH + WIDTH - 2 * PAIRS + 2 * pair
-    even = tl.load(x + at, mask=there, other=0.0).to(tl.float32)
-    odd = tl.load(x + at + 1, mask=there, other=0.0).to(tl.float32)
+    even, odd = load_pairs(x, at, there)
     angle = (vector // HEADS)[:, None] * PAIRS + pair
     c = tl.load(cos + angle, mask=there, other=1.0)
     s = tl.load(sin + angle, mask=there, other=0.0)
-    tl.store(x + at, rounded(even * c - odd * s, x.dtype.element_ty), mask=there)
-    tl.store(x + at + 1, rounded(odd * c + even * s, x.dtype.element_ty), mask=there)
+    dtype = x.dtype.element_ty
+    store_pairs(x, at, rounded(even * c - odd * s, dtype), rounded(odd * c + even * s, dtype), there)
 
 
 def rotate_in_place(x: Tensor, cos: Tensor, sin: Tensor) -> None:

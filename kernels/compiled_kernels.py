@@ -1,0 +1,382 @@
+"""Every GPU kernel at the released model's shapes, each with and without what its constants switch on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from importlib import import_module
+from typing import Any
+
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+from triton.experimental.gluon._runtime import GluonASTSource
+
+ARCHITECTURES: tuple[int, ...] = (90, 100)
+
+ATTENTION_SIGNATURE = {
+    "queries": "*bf16",
+    "window": "*u8",
+    "bases": "*i32",
+    "positions": "*i32",
+    "lowest": "*i32",
+    "entries": "*u8",
+    "chosen": "*i32",
+    "sink": "*fp32",
+    "cos": "*fp32",
+    "sin": "*fp32",
+    "out": "*bf16",
+    "part_out": "*fp32",
+    "part_stats": "*fp32",
+    "logit_scale": "fp32",
+    "ring": "i32",
+    "window_rows": "i32",
+    "chosen_stride": "i32",
+    "items": "i32",
+}
+SCORES_SIGNATURE = {
+    "queries": "*bf16",
+    "weights": "*fp32",
+    "keys": "*u8",
+    "tables": "*i32",
+    "table_stride": "i32",
+    "visible": "*i32",
+    "group_starts": "*i32",
+    "group_counts": "*i32",
+    "group_sequences": "*i32",
+    "scores": "*fp32",
+    "stride": "i32",
+}
+TOP_SIGNATURE = {
+    "scores": "*fp32",
+    "stride": "i32",
+    "visible": "*i32",
+    "maxima": "*i32",
+    "groups": "i32",
+    "bounds": "*i32",
+    "kept_counts": "*i32",
+    "kept_orders": "*i32",
+    "kept_entries": "*i32",
+    "good_groups": "*i32",
+    "out": "*i32",
+}
+MHC_SIGNATURE = {
+    "streams": "*bf16",
+    "fn": "*fp32",
+    "products": "*fp32",
+    "squares": "*fp32",
+    "rows": "i32",
+    "width": "i32",
+    "steps": "i32",
+    "parts": "i32",
+    "scale": "*fp32",
+    "base": "*fp32",
+    "pre": "*fp32",
+    "post": "*fp32",
+    "comb": "*fp32",
+    "rms_eps": "fp32",
+    "eps": "fp32",
+    "iterations": "i32",
+    "weights": "*fp32",
+    "y": "*bf16",
+    "out": "*bf16",
+}
+WINDOW_SIGNATURE = {
+    "rows": "*bf16",
+    "weight": "*bf16",
+    "cos": "*fp32",
+    "sin": "*fp32",
+    "destinations": "*i32",
+    "pool": "*u8",
+    "eps": "fp32",
+}
+QUERIES_SIGNATURE = {"queries": "*bf16", "cos": "*fp32", "sin": "*fp32", "out": "*bf16", "vectors": "i32"}
+ENTRIES_SIGNATURE = {
+    "raw": "*fp32",
+    "ring": "*fp32",
+    "earlier": "*i32",
+    "norm": "*bf16",
+    "cos": "*fp32",
+    "sin": "*fp32",
+    "destinations": "*i32",
+    "latents": "*bf16",
+    "projected": "*bf16",
+    "entries": "*u8",
+    "keys": "*u8",
+    "rows": "i32",
+    "eps": "fp32",
+    "places": "*i32",
+}
+CANDIDATES_SIGNATURE = SCORES_SIGNATURE | {
+    "maxima": "*fp32",
+    "blocks": "*i32",
+    "block_count": "i32",
+    "segments": "*i32",
+    "top_blocks": "i32",
+    "counts": "*i32",
+    "chosen": "*i32",
+    "entries": "*i32",
+    "places": "*i32",
+    "count": "i32",
+    "total": "i32",
+}
+EXPERTS_SIGNATURE = {
+    "x": "*bf16",
+    "ids": "*i64",
+    "counts": "*i32",
+    "cursors": "*i32",
+    "pairs": "i32",
+    "tiles": "i32",
+    "starts": "*i32",
+    "ends": "*i32",
+    "order": "*i32",
+    "tile_experts": "*i32",
+    "tile_starts": "*i32",
+    "tile_ends": "*i32",
+    "gate_up": "*bf16",
+    "hidden": "*bf16",
+    "down": "*bf16",
+    "weights": "*fp32",
+    "parts": "*fp32",
+    "out": "*fp32",
+    "limit": "fp32",
+    "columns": "i32",
+    "choices": "i32",
+    "width": "i32",
+}
+ROWS_SIGNATURE = {
+    "x": "*bf16",
+    "weight": "*bf16",
+    "out": "*bf16",
+    "codes": "*u8",
+    "scales": "*u8",
+    "cos": "*fp32",
+    "sin": "*fp32",
+    "vectors": "i32",
+    "eps": "fp32",
+    "streams": "*bf16",
+    "projected": "*bf16",
+    "text": "*u8",
+    "logits": "*fp32",
+    "bias": "*fp32",
+    "bias_stride": "i32",
+    "ids": "*i64",
+    "weights": "*fp32",
+    "factor": "fp32",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Kernel:
+    """One kernel at one set of compile-time constants."""
+
+    operation: str
+    name: str
+    signature: Mapping[str, str]
+    """Types of the arguments that it and its neighbours take; pointers are aligned to 16 bytes."""
+    constants: Mapping[str, Any]
+    options: Mapping[str, Any] = field(default_factory=lambda: {"num_warps": 4})
+    module: str = "triton_kernel"
+    architectures: tuple[int, ...] = ARCHITECTURES
+
+    def compile(self, architecture: int) -> None:
+        """Raises what the compiler raises."""
+        function = getattr(import_module(f"whalepod.kernels.{self.operation}.{self.module}"), self.name)
+        names: list[str] = function.arg_names
+        signature = {name: "constexpr" if name in self.constants else self.signature[name] for name in names}
+        constants = {(names.index(name),): value for name, value in self.constants.items()}
+        aligned = {
+            (names.index(name),): [["tt.divisibility", 16]] for name, kind in signature.items() if kind.startswith("*")
+        }
+        source = (GluonASTSource if self.module == "gluon_kernel" else ASTSource)(
+            function, signature, constants, aligned
+        )
+        triton.compile(source, target=GPUTarget("cuda", architecture, 32), options=dict(self.options))
+
+
+def kernels() -> list[Kernel]:
+    return [*_attention(), *_selection(), *_caches(), *_experts(), *_streams()]
+
+
+def _attention() -> Iterator[Kernel]:
+    attention = {"HEADS": 64, "HALF": 256, "PAIRS": 32}
+    plain = attention | {"HEAD_BLOCK": 64, "KEYS": 64, "FAST": True}
+    combine = attention | {"HEAD_BLOCK": 64, "HEADS_EACH": 8, "PARTS": 2, "FAST": True}
+    hopper: dict[str, Any] = {"module": "gluon_kernel", "architectures": (90,), "options": {"num_warps": 8}}
+    yield from (
+        *(
+            Kernel(
+                "sparse_attention",
+                "sparse_attention_kernel",
+                ATTENTION_SIGNATURE,
+                attention | {"CHOSEN": chosen, "PARTS": parts},
+                **hopper,
+            )
+            for chosen, parts in ((512, 1), (512, 2), (0, 1))
+        ),
+        *(
+            Kernel(
+                "sparse_attention",
+                "sparse_attention_kernel",
+                ATTENTION_SIGNATURE,
+                plain | {"CHOSEN": chosen, "PARTS": parts},
+                {"num_warps": 8, "num_stages": 2},
+            )
+            for chosen, parts in ((512, 1), (512, 2), (0, 1))
+        ),
+        Kernel("sparse_attention", "combine_parts_kernel", ATTENTION_SIGNATURE, combine),
+    )
+
+
+def _selection() -> Iterator[Kernel]:
+    top = {"COUNT": 512, "CAPACITY": 2048}
+    candidates = {"BLOCK": 8, "ENTRIES": 256}
+    any_width = candidates | {"WIDTH": 32, "HEADS": 8, "KEYS": 64}
+    yield from (
+        *(
+            Kernel(
+                "packed_index_scores",
+                "index_scores_kernel",
+                SCORES_SIGNATURE,
+                {"ENTRIES": 256, "HEADS": 32, "ROWS": rows, "PARTS": parts, "KEYS": 128, "FAST": True},
+                {"num_warps": 4, "num_stages": 3},
+            )
+            for rows, parts in ((2, 3), (2, 4), (1, 1))
+        ),
+        Kernel("top_entries", "maxima_kernel", TOP_SIGNATURE, {"GROUP": 32, "CHUNK": 64}),
+        Kernel("top_entries", "bound_kernel", TOP_SIGNATURE, {"COUNT": 512, "GROUPS": 4096}, {"num_warps": 8}),
+        Kernel(
+            "top_entries", "collect_kernel", TOP_SIGNATURE, {"CAPACITY": 2048, "GROUP": 32, "CHUNK": 1024, "TILE": 64}
+        ),
+        Kernel("top_entries", "finish_kernel", TOP_SIGNATURE, top | {"CHUNK": 2048}, {"num_warps": 8}),
+        *(
+            Kernel(
+                "packed_index_scores",
+                "any_width_kernel",
+                CANDIDATES_SIGNATURE,
+                any_width | {"RESTRICTED": restricted},
+                module="any_width_kernel",
+            )
+            for restricted in (False, True)
+        ),
+        Kernel(
+            "candidates",
+            "block_maxima_kernel",
+            CANDIDATES_SIGNATURE | {"blocks": "i32"},
+            {"BLOCK": 8, "WIDE": 8, "CHUNK": 256},
+        ),
+        Kernel(
+            "candidates",
+            "candidate_scores_kernel",
+            CANDIDATES_SIGNATURE,
+            candidates | {"HEADS": 32, "KEYS": 128, "TILES": 16, "FAST": True},
+            {"num_warps": 4, "num_stages": 3},
+        ),
+        Kernel("candidates", "seen_candidates_kernel", CANDIDATES_SIGNATURE, {"BLOCK": 8, "WIDE": 2048}),
+        *(
+            Kernel(
+                "candidates",
+                "entry_places_kernel",
+                CANDIDATES_SIGNATURE,
+                candidates | {"RESTRICTED": restricted, "WIDE": 512},
+            )
+            for restricted in (False, True)
+        ),
+        Kernel(
+            "index_queries",
+            "index_queries_kernel",
+            QUERIES_SIGNATURE,
+            {"HEADS": 32, "HALF": 64, "PAIRS": 32, "VECTORS": 16},
+        ),
+    )
+
+
+def _caches() -> Iterator[Kernel]:
+    entry = {"WIDTH": 512, "PAIRS": 32}
+    yield from (
+        Kernel("window_rows", "window_rows_kernel", WINDOW_SIGNATURE, {"PAIRS": 32, "WIDTH": 512}, {"num_warps": 2}),
+        *(
+            Kernel("global_entries", "entry_rows_kernel", ENTRIES_SIGNATURE, entry | {"RATIO": ratio}, {"num_warps": 2})
+            for ratio in (1, 2)
+        ),
+        Kernel(
+            "global_entries",
+            "key_rows_kernel",
+            ENTRIES_SIGNATURE,
+            {"WIDTH": 128, "PAIRS": 32, "ROWS": 4},
+            {"num_warps": 2},
+        ),
+        Kernel("global_entries", "keep_rows_kernel", ENTRIES_SIGNATURE, {"WIDTH": 1024, "BLOCK": 1024}),
+    )
+
+
+def _experts() -> Iterator[Kernel]:
+    deal: dict[str, Any] = {"EXPERTS": 384, "WIDE": 512}
+    product = {"EXPERTS": 384, "STEP": 128, "FAST": True}
+    pipelined = {"num_warps": 4, "num_stages": 3}
+    yield from (
+        Kernel("experts", "count_kernel", EXPERTS_SIGNATURE, {"BLOCK": 256}),
+        Kernel("experts", "tiles_kernel", EXPERTS_SIGNATURE, deal | {"ROWS": 16, "TILES": 64}),
+        Kernel("experts", "order_kernel", EXPERTS_SIGNATURE, deal | {"BLOCK": 256}),
+        *(
+            Kernel(
+                "experts",
+                "gate_up_kernel",
+                EXPERTS_SIGNATURE,
+                product | {"WIDTH": 5120, "ROWS": rows, "COLUMNS": 64, "ROUND": rounded},
+                pipelined,
+            )
+            for rows, rounded in ((16, True), (64, False))
+        ),
+        *(
+            Kernel(
+                "experts",
+                "down_kernel",
+                EXPERTS_SIGNATURE,
+                product | {"WIDTH": 2304, "ROWS": rows, "COLUMNS": 128},
+                pipelined,
+            )
+            for rows in (16, 64)
+        ),
+        Kernel("experts", "sum_choices_kernel", EXPERTS_SIGNATURE, {"CHOICES": 6, "BLOCK": 1024}),
+        Kernel(
+            "experts",
+            "swiglu_kernel",
+            EXPERTS_SIGNATURE | {"out": "*bf16"},
+            {"BLOCK": 256, "ROUND": True},
+            {"num_warps": 1},
+        ),
+        Kernel(
+            "router",
+            "choose_kernel",
+            ROWS_SIGNATURE,
+            {"EXPERTS": 384, "WIDE": 512, "CHOSEN": 6, "SLOTS": 8},
+            {"num_warps": 2},
+        ),
+    )
+
+
+def _streams() -> Iterator[Kernel]:
+    row = {"WIDTH": 5120, "CHUNK": 1024, "CHUNKS": 5}
+    yield from (
+        *(
+            Kernel(
+                "mhc",
+                "project_kernel",
+                MHC_SIGNATURE,
+                {"OUT": 24, "OUT_BLOCK": 32, "ROWS": rows, "STEP": step, "FAST": True},
+                {"num_warps": warps, "num_stages": stages},
+            )
+            for rows, step, warps, stages in ((16, 128, 4, 3), (64, 128, 4, 3), (128, 64, 8, 4))
+        ),
+        Kernel("mhc", "finish_kernel", MHC_SIGNATURE, {"S": 4, "OUT_BLOCK": 32, "ROWS": 8}, {"num_warps": 1}),
+        Kernel("mhc", "collapse_kernel", MHC_SIGNATURE, {"S": 4, "BLOCK": 1024}),
+        Kernel("mhc", "expand_kernel", MHC_SIGNATURE, {"S": 4, "BLOCK": 1024}),
+        *(
+            Kernel("rms_norm", "rms_norm_kernel", ROWS_SIGNATURE, row | {"QUANTISE": quantise})
+            for quantise in (False, True)
+        ),
+        Kernel("quantise", "round_trip_kernel", ROWS_SIGNATURE, {"BLOCK": 1024}),
+        Kernel("rope", "rotate_kernel", ROWS_SIGNATURE, {"HEADS": 64, "WIDTH": 512, "PAIRS": 32, "EACH": 32}),
+        Kernel("engram_gate", "let_in_kernel", ROWS_SIGNATURE, row | {"S": 4, "MASKED": True}),
+    )
