@@ -192,7 +192,7 @@ async def test_a_true_registration_under_another_name_is_refused(redis_server: E
         assert "decode-0" in watcher.refused["decode-7"]
 
 
-async def test_a3_a_router_refuses_a_rank_with_another_layout_and_names_both(redis_server: EmbeddedRedis) -> None:
+async def test_f26_a_router_refuses_a_rank_with_another_layout_and_names_both(redis_server: EmbeddedRedis) -> None:
     stranger = replace(PREFILL, namespace=b"m" * 16, layout="B=256", time_unix_ms=SYSTEM_CLOCK.unix_ms())
     await forge(redis_server, "prefill-0", sign_registration(stranger, SECRET))
     async with watching(redis_server, Probes()) as watcher:
@@ -202,7 +202,7 @@ async def test_a3_a_router_refuses_a_rank_with_another_layout_and_names_both(red
         assert "B=64" in watcher.refused["prefill-0"]
 
 
-async def test_a3_a_rank_with_another_layout_does_not_join(redis_server: EmbeddedRedis) -> None:
+async def test_f26_a_rank_with_another_layout_does_not_join(redis_server: EmbeddedRedis) -> None:
     rank = registrar(redis_server, DECODE)
     await rank.start()
     stranger = registrar(redis_server, replace(PREFILL, namespace=b"m" * 16, layout="B=256"))
