@@ -62,7 +62,7 @@ class RowWriter:
                 packed_attention.write_entries(self.global_kv, x, run)
             return packed_attention.write_window(self, x, run)
         row = rms_norm(self.kv(x), self.kv_norm, eps=self.eps)
-        records = run.caches.formats.window.encode(run.rotary(compressed=self.compressed).rotate(row))
+        records = run.all_rows(run.caches.formats.window.encode(run.rotary(compressed=self.compressed).rotate(row)))
         if self.global_kv is not None:
             self.global_kv.write(x, run)
         pool = _swap_window(records, run.caches.windows[self.layer], run.window_plan(self.layer))

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
+import torch
 from torch import Tensor
 
 from .batch_plan import BatchPlan, WindowPlan
 from .caches import Caches
 from .config import ModelConfig
+from .context_parallel import SharedRows
 from .rotary import RotaryAngles
 from .rows import Rows
 
@@ -55,6 +57,8 @@ class ForwardPass:
     memories: Mapping[int, Tensor]
     """Layer -> what its n-gram table holds for the rows, [rows, columns · width]."""
     recorder: Recorder | None = None
+    shared: SharedRows | None = None
+    """How the rows are divided over ranks, as long as they are."""
     selection: Selection | PackedSelection | None = None
     """The entries that the latest index source chose."""
     candidates: Tensor | None = None
@@ -89,14 +93,49 @@ class ForwardPass:
             return self.plan.gather.source_window
         return self.plan.gather.lower_window if layer < source else self.plan.gather.upper_window
 
+    def all_rows(self, rows: Tensor) -> Tensor:
+        """What the caches are written from: rows [rows, …] of this rank -> of all that share the forward."""
+        return rows if self.shared is None else self.shared.all_rows(rows)
+
     def keep(self, x: Tensor) -> Tensor:
         """Go on with the kept rows only. x [rows, ...] -> its kept rows."""
         index = self.plan.kept_index
         if index is None:
             return x
         self.rows = self.plan.kept
+        shared, self.shared = self.shared, None
+        if shared is not None:
+            return self._gather(shared, x, low=int(self.rows.starts[0]))
         self.streams, self.pre = self.streams[index], self.pre[index]
         self.text = None if self.text is None else self.text[index]
         self.taps = [tap[index] for tap in self.taps]
         self.angles.clear()
         return x[index]
+
+    def reunite(self) -> None:
+        """After the last layer: rows that were divided to the end are together again."""
+        shared, self.shared = self.shared, None
+        if shared is not None:
+            whole = Rows.between(self.rows.starts, self.rows.ends)
+            positions = torch.from_numpy(whole.positions)
+            self.plan = replace(self.plan, every=whole, kept=whole, positions=positions, kept_positions=positions)
+            self.rows = whole
+            self._gather(shared, self.pre, low=int(self.rows.starts[0]))
+
+    def _gather(self, shared: SharedRows, x: Tensor, *, low: int) -> Tensor:
+        """Rows from position `low` on, of all ranks, padded as `rows` is."""
+        count = len(self.rows.positions)
+
+        def gathered(value: Tensor) -> Tensor:
+            rows = shared.all_rows(value, low=low)
+            return (
+                rows
+                if len(rows) in (0, count)
+                else torch.cat((rows, rows[-1:].expand(count - len(rows), *rows.shape[1:])))
+            )
+
+        self.streams, self.pre = gathered(self.streams), gathered(self.pre)
+        self.text = None if self.text is None else gathered(self.text)
+        self.taps = [gathered(tap) for tap in self.taps]
+        self.angles.clear()
+        return gathered(x)

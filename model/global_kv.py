@@ -50,7 +50,7 @@ class GlobalKvWriter:
     def write(self, x: Tensor, run: ForwardPass) -> None:
         """x [rows, D], the layer's normalised input. Entries whose last token is in this forward go to the caches."""
         plan, caches = run.plan.gather.entries[self.ratio], run.caches
-        raw = self.compressor(x, out_dtype=wide_dtype(x.dtype))
+        raw = run.all_rows(self.compressor(x, out_dtype=wide_dtype(x.dtype)))
         pooled = raw[plan.members[:, 0]] if self.ratio == 1 else self._pool(raw, plan, caches.groups[self.layer])
         latent = rms_norm(pooled.to(x.dtype), self.norm, eps=self.eps)
         angles = RotaryAngles.at(plan.positions, run.frequencies[True])

@@ -24,6 +24,7 @@ from .batch_plan import BatchPlan
 from .caches import Caches
 from .checkpoint import EngramTable, load_engram_tables, load_tensors
 from .config import ModelConfig
+from .context_parallel import RowExchange, SharedRows, plan_shared
 from .draft import Drafter
 from .engram import compress, hash_rows, look_back
 from .engram_token_map import engram_token_map
@@ -160,9 +161,27 @@ class Network:
             if run.rows.count == 0:  # Every row lies below its floor.
                 break
         else:
+            run.reunite()
             if self.drafter is not None:
                 self.drafter.remember(run)
         return run
+
+    @torch.inference_mode()
+    def compute_shared(self, segment: Segment, caches: Caches, exchange: RowExchange) -> ForwardPass:
+        """`compute` of one segment that the ranks of `exchange` divide: each calls this, with the same segment but for
+        slot and blocks, over caches that hold the same. Results and caches have the bits of `compute` on every rank."""
+        shared = SharedRows.divide(segment, exchange)
+        if shared is None:
+            return self.compute([segment], caches)
+        assert not self.packed, "packed kernels compute alone"
+        own = shared.own_segments(segment, self.config.engram_max_ngram_size - 1)
+        plan = plan_shared(segment, shared, self.config, caches)
+        text = self._text_rows(own)
+        if text is None and self._text_rows([segment]) is not None:  # Ranks must agree on whether it is there.
+            text = torch.ones(len(plan.token_ids), dtype=torch.bool)
+        run = self.begin_planned(plan, caches, text=text, memories=self.memories(own))
+        run.shared = shared
+        return self.run(run)
 
     @torch.inference_mode()
     def begin(self, segments: Sequence[Segment], caches: Caches, *, recorder: Recorder | None = None) -> ForwardPass:
