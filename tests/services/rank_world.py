@@ -126,6 +126,7 @@ class TestRouter:
         timeout_s: float = 60.0,
         valid_s: float = 60.0,
         model: str | None = None,
+        traceparent: str = "",
     ) -> common_pb2.SignedTicket:
         root = chain_root(self._namespace, salt=salt)
         now_ms = SYSTEM_CLOCK.unix_ms()
@@ -142,6 +143,7 @@ class TestRouter:
             prefill_rank=prefill,
             decode_rank=decode,
             expires_unix_ms=now_ms + int(valid_s * 1000),
+            traceparent=traceparent,
         )
         return sign_ticket(ticket, self._secret)
 
