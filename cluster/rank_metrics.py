@@ -106,15 +106,22 @@ class LoadCollector(Collector):
 
     def collect(self) -> Iterator[Metric]:
         load = self._load()
-        for name, help_text, value in (
-            ("running", "Requests in the batch.", load.running),
-            ("waiting", "Requests that wait for room.", load.waiting),
-            ("slots", "Requests that fit into the batch.", load.slots_total),
-            ("kv_blocks_free", "Device blocks that hold nothing needed.", load.blocks_free),
-            ("kv_blocks_used", "Device blocks in use.", load.blocks_total - load.blocks_free),
-            ("prefill_tokens_queued", "Prompt rows that are still to be computed.", load.prefill_tokens_queued),
-        ):
-            yield GaugeMetricFamily(f"whalepod_rank_{name}", help_text, value)
+        used = load.blocks_total - load.blocks_free
+        share = used / load.blocks_total if load.blocks_total else 0.0
+        queued = load.prefill_tokens_queued
+        yield GaugeMetricFamily("whalepod_rank_running", "Requests in the batch.", load.running)
+        yield GaugeMetricFamily("whalepod_rank_waiting", "Requests that wait for room.", load.waiting)
+        yield GaugeMetricFamily("whalepod_rank_slots", "Requests that fit into the batch.", load.slots_total)
+        yield GaugeMetricFamily("whalepod_rank_kv_blocks_free", "Device blocks that hold nothing.", load.blocks_free)
+        yield GaugeMetricFamily("whalepod_rank_kv_blocks_used", "Device blocks in use.", used)
+        yield GaugeMetricFamily("whalepod_rank_prefill_tokens_queued", "Prompt rows still to be computed.", queued)
+        # What autoscalers made for other engines read.
+        yield GaugeMetricFamily("vllm:num_requests_running", "As whalepod_rank_running.", load.running)
+        yield GaugeMetricFamily("vllm:num_requests_waiting", "Requests that wait for room.", load.waiting)
+        yield GaugeMetricFamily("vllm:kv_cache_usage_perc", "Share of device blocks in use, 0 to 1.", share)
+        yield GaugeMetricFamily("sglang:num_running_reqs", "As whalepod_rank_running.", load.running)
+        yield GaugeMetricFamily("sglang:num_queue_reqs", "Requests that wait for room.", load.waiting)
+        yield GaugeMetricFamily("sglang:token_usage", "Share of device blocks in use, 0 to 1.", share)
 
     def describe(self) -> list[Metric]:
         """Names without values: registering must not ask the rank."""

@@ -76,6 +76,9 @@ class RouterGauges(Collector):
     def collect(self) -> Iterator[Metric]:
         yield GaugeMetricFamily("whalepod_router_requests_running", "Requests admitted.", self.running())
         yield GaugeMetricFamily("whalepod_router_requests_waiting", "Requests in the queue.", self.waiting())
+        # What autoscalers made for other engines add to the ranks' own.
+        yield GaugeMetricFamily("vllm:num_requests_waiting", "Requests that wait for room.", self.waiting())
+        yield GaugeMetricFamily("sglang:num_queue_reqs", "Requests that wait for room.", self.waiting())
         family = GaugeMetricFamily("whalepod_router_ranks", "Usable ranks by role.", labels=["role"])
         roles = [info.role.value for info in self.ranks()]
         for role in sorted(set(roles)):

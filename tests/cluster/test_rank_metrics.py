@@ -1,12 +1,12 @@
-"""What a rank counts of its steps."""
+"""What a rank counts of its steps, and its gauges: under our names and under those that autoscalers read."""
 
 from __future__ import annotations
 
 import numpy as np
-from prometheus_client import REGISTRY
+from prometheus_client import REGISTRY, CollectorRegistry, generate_latest
 
-from whalepod.cluster.rank_metrics import count_work
-from whalepod.engine.interface import StepWork
+from whalepod.cluster.rank_metrics import LoadCollector, count_work
+from whalepod.engine.interface import RankLoad, StepWork
 from whalepod.engine.speculation.statistics import SpeculationWork, VerifiedRequest
 
 DRAFTS = "whalepod_rank_dspark"
@@ -44,3 +44,22 @@ def test_a_step_without_drafts_counts_none() -> None:
     before = counted("request_steps_total")
     count_work(StepWork(6, 0, 0.01))
     assert counted("request_steps_total") == before
+
+
+def gauges(load: RankLoad) -> dict[str, float]:
+    registry = CollectorRegistry()
+    registry.register(LoadCollector(lambda: load))
+    lines = generate_latest(registry).decode().splitlines()
+    return {line.split()[0]: float(line.split()[1]) for line in lines if not line.startswith("#")}
+
+
+def test_queues_and_kv_use_have_the_names_of_other_engines_too() -> None:
+    told = gauges(RankLoad(running=3, waiting=2, slots_total=8, blocks_free=16, blocks_total=64))
+    assert (told["whalepod_rank_kv_blocks_free"], told["whalepod_rank_kv_blocks_used"]) == (16, 48)
+    for ours, theirs in (
+        ("whalepod_rank_running", ("vllm:num_requests_running", "sglang:num_running_reqs")),
+        ("whalepod_rank_waiting", ("vllm:num_requests_waiting", "sglang:num_queue_reqs")),
+    ):
+        assert {told[name] for name in theirs} == {told[ours]}
+    assert told["vllm:kv_cache_usage_perc"] == told["sglang:token_usage"] == 0.75
+    assert gauges(RankLoad())["vllm:kv_cache_usage_perc"] == 0
