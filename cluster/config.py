@@ -126,6 +126,12 @@ class RouterSettings(_Section):
     policy: Literal["kv", "least-loaded", "round-robin", "random"] = Field(
         default="kv", description="how requests choose ranks; all but kv are for comparison"
     )
+    prefill: tuple[str, ...] = Field(
+        default=(), description="addresses of prefill ranks, host:port; default: those in the registry"
+    )
+    decode: tuple[str, ...] = Field(
+        default=(), description="addresses of decode ranks, host:port; default: those in the registry"
+    )
     remote_prefill: Literal["auto", "always", "never"] = Field(
         default="auto", description="when a prefill rank runs the prompt"
     )

@@ -19,6 +19,8 @@ def contradictions(config: ClusterConfig) -> Iterator[str]:
         yield "secret and secret_file are both set: keep one"
     if router.remote_prefill == "always" and config.prefill.replicas == 0:
         yield "router.remote_prefill is always, but prefill.replicas is 0"
+    if router.prefill and not router.decode:
+        yield "router.prefill is set without router.decode: addresses are given for both, or for decode alone"
     if router.api_keys_file is not None and router.trust_tenant_header:
         yield "router.api_keys_file and router.trust_tenant_header are both set: a key says whose tenant it is"
     if router.queue_timeout_seconds > router.request_timeout_seconds:

@@ -44,6 +44,7 @@ from .rank_group import RankGroup, seat_of
 from .rank_metrics import LoadCollector, count_events, count_work
 from .registrar import Registrar
 from .registration import RankInfo, RankRole
+from .static_ranks import RankServicer
 from .store_connection import RankStore, connect_rank_store
 from .tracing import configure_tracing
 
@@ -210,6 +211,7 @@ class RankProcess:
         )
         self._service = make_service(context)
         self._service.register(self._server)
+        RankServicer(self.describe, secret=self._secret).register(self._server)
         if self._faults is not None:
             log.warning("this rank takes orders of `whalepod fault` (fault_injection): not for production")
             rank_id = self._identity.rank_id

@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 
 from whalepod.cluster.config import ClusterConfig, join_address
 from whalepod.cluster.registry import RegistryWatcher
+from whalepod.cluster.static_ranks import StaticRanks
 from whalepod.cluster.tls import ServerTls
 from whalepod.cluster.tracing import configure_tracing
 from whalepod.core.clock import SYSTEM_CLOCK, Clock
@@ -57,24 +58,30 @@ class RouterProcess:
 
     def __init__(self, config: ClusterConfig, *, clock: Clock) -> None:
         self._config = config
+        addresses = (*config.router.prefill, *config.router.decode)
         self._watcher = RegistryWatcher(
             redis_url=config.redis_url_or_embedded,
             secret=config.cluster_secret(),
-            on_change=lambda _: self._parts.ranks_changed(),
+            on_change=None if addresses else lambda _: self._parts.ranks_changed(),
             clock=clock,
         )
+        self._static: StaticRanks | None = None
+        if addresses:
+            self._static = StaticRanks(
+                addresses, secret=config.cluster_secret(), on_change=lambda _: self._parts.ranks_changed(), clock=clock
+            )
         self._parts = RouterParts(
             config,
             ModelConfig.from_dir(config.model_dir),
             load_language(config),
-            self._watcher,
+            self._static or self._watcher,
             connect_store=store_connector(config, clock),
             purge_epoch=self._watcher.purge_epoch,
             clock=clock,
         )
         self._readiness = Readiness(
             self._parts.front,
-            needs_prefill=config.prefill.replicas > 0 and config.router.remote_prefill != "never",
+            needs_prefill=_needs_prefill(config),
             registry_ok=lambda: self._watcher.redis_ok,
         )
         tls = _server_tls(config)
@@ -103,6 +110,8 @@ class RouterProcess:
         ]
         try:
             await self._watcher.start()
+            if self._static is not None:
+                await self._static.start()
             await self._grpc.start()
             await self._until_listening(http)
             host, router = self._config.host, self._config.router
@@ -121,6 +130,8 @@ class RouterProcess:
             await self._grpc.stop(grace_s=CLOSE_GRACE_S)
             await self._parts.close()
             self._parts.front.language.close()
+            if self._static is not None:
+                await self._static.stop()
             await self._watcher.stop()
             if self._usage_log is not None:
                 await asyncio.to_thread(self._usage_log.close)
@@ -140,6 +151,13 @@ class RouterProcess:
                 await admission.wait_until_idle()
         except TimeoutError:
             log.warning("draining took too long", extra={"requests": admission.running})
+
+
+def _needs_prefill(config: ClusterConfig) -> bool:
+    """Whether a cluster without a prefill rank has a fault."""
+    router = config.router
+    expected = bool(router.prefill) if router.decode else config.prefill.replicas > 0
+    return expected and router.remote_prefill != "never"
 
 
 async def _first_of(stop: asyncio.Event, *http: asyncio.Task[None]) -> None:
