@@ -17,9 +17,11 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from whalepod.cluster.error_codes import status_of_error
 from whalepod.cluster.grpc_options import server_options
 from whalepod.cluster.registration import RankInfo, RankRole
+from whalepod.cluster.static_ranks import RankServicer
 from whalepod.cluster.step_message import encode_step
 from whalepod.cluster.tickets import engine_request_from_ticket, verify_ticket_or_raise
 from whalepod.cluster.wire import handoff_from_proto, handoff_to_proto
+from whalepod.core.clock import SYSTEM_CLOCK
 from whalepod.core.credentials import ClusterSecret
 from whalepod.core.errors import ServingError
 from whalepod.core.ids import RankId, RequestId, mint_incarnation
@@ -130,6 +132,8 @@ class FakeServer:
         servicer = health.aio.HealthServicer()  # pyright: ignore[reportAttributeAccessIssue]  # set at import
         health_pb2_grpc.add_HealthServicer_to_server(servicer, self._server)
         await servicer.set("", health_pb2.HealthCheckResponse.SERVING)
+        describe = lambda: replace(self.info(), time_unix_ms=SYSTEM_CLOCK.unix_ms())  # noqa: E731
+        RankServicer(describe, secret=SECRET).register(self._server)
         self.port = self._server.add_insecure_port(f"127.0.0.1:{self.port}")
         await self._server.start()
 

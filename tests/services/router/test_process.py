@@ -215,3 +215,27 @@ async def test_f3_sigterm_lets_streams_finish_refuses_newcomers_and_exits_with_0
 async def _read_stream(client: httpx.AsyncClient) -> list[str]:
     async with client.stream("POST", "/v1/completions", json=body(stream=True)) as response:
         return [line.removeprefix("data: ") async for line in response.aiter_lines() if line]
+
+
+async def test_ranks_at_given_addresses_are_used_without_a_registry(model_dir: Path) -> None:
+    decode, prefill = FakeDecode(), FakePrefill()
+    await decode.server.start()
+    await prefill.server.start()
+    config = with_free_ports(router_config(model_dir))  # no Redis at its port
+    addresses = {"decode": (decode.server.info().address,), "prefill": (prefill.server.info().address,)}
+    config = config.model_copy(update={"router": config.router.model_copy(update=addresses)})
+    async with running(config) as http:
+        assert (await http.get("/readyz")).status_code == 200
+        body = {"prompt": PROMPT * 3, "max_tokens": 4, "return_token_ids": True}
+        answer = (await http.post("/v1/completions", json=body)).json()
+        assert answer["choices"][0]["token_ids"] == expected_ids(PROMPT * 3, 4)
+        assert len(prefill.seen.starts) == 1
+        await prefill.server.kill()
+        await until_ready_is(http, 503)
+    await decode.server.kill()
+
+
+async def until_ready_is(http: httpx.AsyncClient, status: int) -> None:
+    async with asyncio.timeout(10):
+        while (await http.get("/readyz")).status_code != status:
+            await asyncio.sleep(0.05)
