@@ -243,8 +243,10 @@ def leading(flags: Iterable[bool]) -> int:
 
 
 def count_written(values: Sequence[ValueToWrite], outcomes: Sequence[Written]) -> None:
+    stored = 0
     for value, outcome in zip(values, outcomes, strict=True):
         if outcome is Written.STORED:
-            metrics.BYTES.labels("written").inc(value.value_bytes)
+            stored += value.value_bytes
         elif outcome is not Written.PRESENT:
             metrics.WRITES_DROPPED.labels(outcome.value).inc()
+    metrics.BYTES.labels("written").inc(stored)

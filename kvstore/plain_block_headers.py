@@ -40,6 +40,8 @@ class PlainBlockHeaders:
     """They carry a MAC."""
     _start: bytes = field(init=False)
     _exact: Mapping[bytes, bool] = field(init=False)
+    _flags: Mapping[bool, bytes] = field(init=False)
+    """By whether a block is exact."""
     _before_identity: bytes = field(init=False)
     _after_owner: bytes = field(init=False)
     header_bytes: int = field(init=False)
@@ -51,6 +53,7 @@ class PlainBlockHeaders:
         object.__setattr__(self, "_start", MAGIC + struct.pack("<HH", VERSION, self.header_bytes))
         exact_of = {struct.pack("<I", flags): False, struct.pack("<I", flags | Flag.EXACT): True}
         object.__setattr__(self, "_exact", exact_of)
+        object.__setattr__(self, "_flags", {exact: packed for packed, exact in exact_of.items()})
         header = Header(
             value_class=ValueClass.BLOCK,
             format_id=self.layout.format_id,
@@ -83,11 +86,10 @@ class PlainBlockHeaders:
         self, key: BlockKey, *, checksum: int, exact: bool, owner: int, writer: int, created_unix_ms: int
     ) -> bytes:
         """256 bytes, as `encode_header` makes them."""
-        flags = (Flag.MAC if self.signed else 0) | (Flag.EXACT if exact else 0)
         body = b"".join(
             (
                 self._start,
-                _HEADER_CHECKSUM.pack(flags),
+                self._flags[exact],
                 self._before_identity,
                 key.hash,
                 key.parent,

@@ -19,7 +19,7 @@ from . import metrics
 from .faults import ErrorReply, FaultReason, Meaning, StoreFault, code_label, meaning_of
 from .pipeline import ASKING, Batch, Flight, judged, read_values
 from .redis_shard import Greeting, Lane, Shard
-from .resp import Reply, RespConnection, command, gather
+from .resp import Reply, RespConnection, command
 from .scripts import DELETE_IF, RENEW, REPLACE_IF, ScriptCall
 from .settings import StoreSettings
 from .slot_map import Redirection
@@ -267,8 +267,11 @@ def _renewal(renewals: Sequence[Renewal]) -> ScriptCall:
 
 
 def _set_command(value: ValueToWrite, *, only_if_absent: bool) -> list[BytesLike]:
-    words = (b"NX", b"PX") if only_if_absent else (b"PX",)
-    return gather(b"SET", value.key, value.pieces, *words, b"%d" % value.life_ms)
+    """Pieces for a gather write; the payload is not copied."""
+    words, condition = (6, b"$2\r\nNX\r\n") if only_if_absent else (5, b"")
+    start = b"*%d\r\n$3\r\nSET\r\n$%d\r\n%b\r\n$%d\r\n" % (words, len(value.key), value.key, value.value_bytes)
+    life = b"%d" % value.life_ms
+    return [start, *value.pieces, b"\r\n%b$2\r\nPX\r\n$%d\r\n%b\r\n" % (condition, len(life), life)]
 
 
 def _written(reply: Reply) -> Written:

@@ -49,7 +49,7 @@ class ValueToWrite:
 
     @property
     def value_bytes(self) -> int:
-        return sum(len(piece) for piece in self.pieces)
+        return sum(map(len, self.pieces))
 
 
 class Written(Enum):
