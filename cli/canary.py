@@ -6,15 +6,18 @@ import asyncio
 import contextlib
 import json
 import os
+import signal
 from collections.abc import AsyncGenerator, Sequence
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
 import typer
+from prometheus_client import start_http_server
 from rich.console import Console
 
 from whalepod.cluster.canary import CanaryPlan, CanaryReport, Oracle, run_canary
+from whalepod.cluster.canary_watch import watch
 from whalepod.cluster.config import ClusterConfig
 from whalepod.cluster.config_sources import load_config
 from whalepod.cluster.free_ports import SEARCH_FROM, with_free_ports
@@ -26,6 +29,7 @@ from whalepod.engine.sampling_params import SamplingParams
 
 from .cluster_options import with_cluster_config
 from .serve import with_model
+from .status import served_here_unless_named
 from .user_dirs import state_dir
 
 
@@ -50,14 +54,25 @@ def canary(
     dspark: Annotated[
         Dspark | None, typer.Option(help="Whether decode ranks draft; default: as dspark.draft_tokens says.")
     ] = None,
+    every: Annotated[
+        float | None, typer.Option(min=1, help="Go on for ever, a round every so many seconds, beside a cluster.")
+    ] = None,
+    metrics_port: Annotated[int, typer.Option(min=1, max=65535, help="With --every: where /metrics is.")] = 9400,
 ) -> None:
     """Compare the cluster that serves here, or a small one of its own, with one process that has no store and drafts
     nothing.
 
     Compares tokens and every token's log-probability bit by bit. The last line it prints is one JSON object of figures.
+    With --every it goes on until it is told to stop, and tells what it finds in metrics.
     """
     console = Console(highlight=False, soft_wrap=True)
     plan = CanaryPlan(requests=requests, fidelity=fidelity, warm=warm, seed=seed)
+    if every is not None:
+        watched = served_here_unless_named(config, console)
+        start_http_server(metrics_port, addr=watched.host)
+        console.print(f"a round of {requests} requests every {every:g} s; metrics on port {metrics_port}")
+        asyncio.run(_watch(watched, plan, every))
+        return
     try:
         report = asyncio.run(_run(config, role, dspark, plan, console))
     except UnavailableError as error:
@@ -76,6 +91,19 @@ def passed(report: CanaryReport, plan: CanaryPlan) -> bool:
     same = report.different == 0 and (report.logprob_different == 0 or not exact)
     was_warm = report.cached > 0 or not plan.warm
     return report.control_seen and report.failed == 0 and was_warm and (same or (plan.warm and not exact))
+
+
+async def _watch(config: ClusterConfig, plan: CanaryPlan, every_s: float) -> None:
+    """Until SIGTERM or SIGINT."""
+    stop = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    oracle = _oracle(config, plan.fidelity)
+
+    async def run(plan: CanaryPlan) -> CanaryReport:
+        return await run_canary(config, plan, oracle, say=lambda _: None)
+
+    await watch(plan, run, passed, every_s=every_s, stop=stop)
 
 
 async def _run(
