@@ -289,30 +289,32 @@ def test_coupled_answers_are_the_same_for_any_drafts_beside_anybody_and_on_anoth
         assert _coupled_answers(speculation, cut=cut, beside=beside) == right, (cut, beside)
 
 
+def _greedy_answers(speculation: SpeculationOptions | None) -> list[list[int]]:
+    """Of 500 prompts, with blocks for half of what fits the slots, so that requests are preempted."""
+    rng = Random(3)
+    options = replace(OPTIONS, slots=16, blocks=30, context_tokens_max=80, chunk_tokens=128, speculation=speculation)
+    world = World(options=options)
+    heard = [
+        world.submit(
+            world.request(
+                prompt_of(rng.randint(1, 60), seed=rng.randrange(50)),
+                SamplingParams(temperature=0, max_tokens=rng.randint(2, 12), ignore_eos=True),
+            )
+        )
+        for _ in range(500)
+    ]
+    world.run()
+    assert world.engine.preempted > 0
+    return [each.ids for each in heard]
+
+
+@pytest.fixture(scope="module")
+def greedy_answers() -> list[list[int]]:
+    return _greedy_answers(None)
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("drafts", range(1, 6))
-def test_500_greedy_answers_are_the_same_with_drafts(drafts: int) -> None:
-    """Blocks for half of the prompts that fit the slots, so that requests are preempted."""
-    rng = Random(3)
-    cases = [(rng.randint(1, 60), rng.randint(2, 24), rng.randrange(50)) for _ in range(500)]
-    answers: list[list[list[int]]] = []
-    preempted: list[int] = []
-    for speculation in (None, SpeculationOptions(draft_tokens=drafts)):
-        options = replace(
-            OPTIONS, slots=16, blocks=30, context_tokens_max=96, chunk_tokens=128, speculation=speculation
-        )
-        world = World(options=options)
-        heard = [
-            world.submit(
-                world.request(
-                    prompt_of(tokens, seed=seed), SamplingParams(temperature=0, max_tokens=answer, ignore_eos=True)
-                )
-            )
-            for tokens, answer, seed in cases
-        ]
-        world.run()
-        answers.append([each.ids for each in heard])
-        preempted.append(world.engine.preempted)
-    assert answers[0] == answers[1]
-    assert min(preempted) > 0
+def test_500_greedy_answers_are_the_same_with_drafts(drafts: int, greedy_answers: list[list[int]]) -> None:
+    assert _greedy_answers(SpeculationOptions(draft_tokens=drafts)) == greedy_answers
