@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -13,11 +14,13 @@ from rich.markup import escape
 
 from whalepod.core.errors import ServingError
 
-from .event_stream import stream_chunks
+from .event_stream import Server, stream_chunks
 
 DEFAULT_URL = "http://127.0.0.1:8000"
 
 Url = Annotated[str, typer.Option("--url", envvar="WHALEPOD_URL", help="Where the router listens.")]
+ApiKey = Annotated[str | None, typer.Option("--api-key", envvar="WHALEPOD_API_KEY", help="Best given by the variable.")]
+CaFile = Annotated[Path | None, typer.Option("--ca-file", help="Authorities of the router's certificate, PEM.")]
 
 
 def chat(
@@ -28,6 +31,8 @@ def chat(
     temperature: Annotated[float | None, typer.Option(min=0, max=2, help="Without thinking: 0 is greedy.")] = None,
     seed: Annotated[int | None, typer.Option(min=0, help="The same seed draws the same answer.")] = None,
     thinking: Annotated[bool, typer.Option(help="Let the model think before it answers.")] = False,
+    api_key: ApiKey = None,
+    ca_file: CaFile = None,
 ) -> None:
     """Talk to the model. Ctrl-D or an empty line ends the conversation."""
     console = Console(highlight=False, soft_wrap=True)
@@ -37,7 +42,8 @@ def chat(
         "seed": seed,
         "thinking": {"type": "enabled" if thinking else "disabled"},
     }
-    conversation = Conversation(url, {name: value for name, value in fields.items() if value is not None})
+    server = Server(url, api_key, ca_file)
+    conversation = Conversation(server, {name: value for name, value in fields.items() if value is not None})
     if system is not None:
         conversation.messages.append({"role": "system", "content": system})
     try:
@@ -52,7 +58,7 @@ def chat(
 class Conversation:
     """What has been said so far, and how answers are to be drawn."""
 
-    url: str
+    server: Server
     fields: dict[str, Any]
     messages: list[dict[str, str]] = field(default_factory=list)
 
@@ -60,7 +66,7 @@ class Conversation:
         """(`reasoning` or `content`, a piece of it). An answer that broke off is not remembered."""
         asked = [*self.messages, {"role": "user", "content": question}]
         answer: list[str] = []
-        for chunk in stream_chunks(self.url, "/v1/chat/completions", {**self.fields, "messages": asked}):
+        for chunk in stream_chunks(self.server, "/v1/chat/completions", {**self.fields, "messages": asked}):
             for choice in chunk["choices"]:
                 delta = choice["delta"]
                 if delta.get("reasoning_content"):

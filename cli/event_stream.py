@@ -3,32 +3,54 @@
 from __future__ import annotations
 
 import json
+import ssl
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import httpx
 
-from whalepod.core.errors import RequestError, ServingError, UnavailableError, WorkerLostError
+from whalepod.core.errors import ConfigError, RequestError, ServingError, UnavailableError, WorkerLostError
 
 CONNECT_TIMEOUT_S = 5.0
 
 
-def stream_chunks(url: str, path: str, body: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+@dataclass(frozen=True, slots=True)
+class Server:
+    """Where a router listens, and what it wants to see."""
+
+    url: str
+    api_key: str | None = None
+    ca_file: Path | None = None
+    """Authorities that its certificate may be of; None: those of this machine."""
+
+    def client(self) -> httpx.Client:
+        """Raises ConfigError if `ca_file` cannot be used."""
+        headers = {} if self.api_key is None else {"authorization": f"Bearer {self.api_key}"}
+        try:
+            trusted = ssl.create_default_context(cafile=self.ca_file)
+        except (OSError, ssl.SSLError) as error:
+            raise ConfigError(f"--ca-file {self.ca_file} cannot be used: {error}") from None
+        timeout = httpx.Timeout(None, connect=CONNECT_TIMEOUT_S)
+        return httpx.Client(base_url=self.url, headers=headers, timeout=timeout, trust_env=False, verify=trusted)
+
+
+def stream_chunks(server: Server, path: str, body: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     """The chunks of POST `path`, asked for with `stream`.
 
     Raises UnavailableError (nobody there, no room), RequestError (refused), WorkerLostError (it broke off).
     """
-    timeout = httpx.Timeout(None, connect=CONNECT_TIMEOUT_S)
     try:
         with (
-            httpx.Client(base_url=url, timeout=timeout, trust_env=False) as client,
+            server.client() as client,
             client.stream("POST", path, json={**body, "stream": True}) as response,
         ):
             if response.status_code != 200:
                 raise _refusal(response.status_code, response.read().decode(errors="replace"))
             yield from _chunks(response.iter_lines())
     except httpx.TransportError as error:
-        raise UnavailableError(f"{url} does not answer: {error}") from None
+        raise UnavailableError(f"{server.url} does not answer: {error}") from None
 
 
 def _chunks(lines: Iterator[str]) -> Iterator[dict[str, Any]]:

@@ -12,8 +12,8 @@ from rich.markup import escape
 
 from whalepod.core.errors import ServingError
 
-from .chat import DEFAULT_URL
-from .event_stream import stream_chunks
+from .chat import DEFAULT_URL, ApiKey, CaFile
+from .event_stream import Server, stream_chunks
 
 
 def generate(
@@ -28,11 +28,14 @@ def generate(
     temperature: Annotated[float, typer.Option(min=0, max=2, help="0 is greedy.")] = 0.0,
     seed: Annotated[int | None, typer.Option(help="The same seed draws the same completion.")] = None,
     stop: Annotated[list[str] | None, typer.Option(help="End before this text; may be given again.")] = None,
+    api_key: ApiKey = None,
+    ca_file: CaFile = None,
 ) -> None:
     """Complete PROMPT and print the completion as it comes."""
     console = Console(highlight=False, soft_wrap=True)
     fields: dict[str, Any] = {"max_tokens": max_tokens, "temperature": temperature, "seed": seed}
-    pieces = _here(model, prompt, fields, stop or []) if model is not None else _through(url, prompt, fields, stop)
+    server = Server(url, api_key, ca_file)
+    pieces = _here(model, prompt, fields, stop or []) if model is not None else _through(server, prompt, fields, stop)
     try:
         for piece in pieces:
             console.print(escape(piece), end="")
@@ -42,9 +45,9 @@ def generate(
     console.print()
 
 
-def _through(url: str, prompt: str, fields: dict[str, Any], stop: list[str] | None) -> Iterator[str]:
+def _through(server: Server, prompt: str, fields: dict[str, Any], stop: list[str] | None) -> Iterator[str]:
     """Pieces of a cluster's completion."""
-    for chunk in stream_chunks(url, "/v1/completions", {"prompt": prompt, "stop": stop, **fields}):
+    for chunk in stream_chunks(server, "/v1/completions", {"prompt": prompt, "stop": stop, **fields}):
         for choice in chunk["choices"]:
             yield choice["text"]
 

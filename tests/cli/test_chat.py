@@ -12,6 +12,7 @@ import typer.testing
 from tests.services.router.fake_ranks import FakeDecode, says
 from tests.services.router.router_under_test import RouterUnderTest, running_router, write_model_files
 from whalepod.cli.main import app
+from whalepod.cluster.api_keys import add_api_key
 from whalepod.model.tiny_checkpoint import SMALLEST, shipped_tokenizer, write_tiny_checkpoint
 
 TOKENIZER = shipped_tokenizer()
@@ -95,3 +96,23 @@ async def test_a_prompt_is_completed_in_this_process(tmp_path: Path) -> None:
     assert code == 0
     assert output.strip()
     assert await run("generate", "Once", "--model", str(tmp_path), "--max-tokens", "4") == (0, output)
+
+
+async def test_a_key_is_taken_from_the_variable(
+    tmp_path: Path, decode: FakeDecode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keys = tmp_path / "keys.yaml"
+    key = add_api_key(keys, name="me", tenant="t", scopes=frozenset({"generate"}), expires=None)
+    decode.behaviour.next_token = says(TOKENIZER.encode("Good."))
+    model_dir = write_model_files(tmp_path)
+    async with running_router(model_dir, [decode], prefill_replicas=0, api_keys_file=keys) as locked:
+        code, said = await run("chat", "Hello", "--url", url(locked))
+        assert (code, "an API key is needed" in said) == (1, True)
+        monkeypatch.setenv("WHALEPOD_API_KEY", key)
+        assert await run("chat", "Hello", "--url", url(locked)) == (0, "Good.\n")
+        assert await run("generate", "Hello", "--url", url(locked)) == (0, "Good.\n")
+
+
+async def test_a_bad_file_of_authorities_is_named(router: RouterUnderTest, tmp_path: Path) -> None:
+    code, _ = await run("chat", "Hello", "--url", url(router), "--ca-file", str(tmp_path / "missing.pem"))
+    assert code != 0
