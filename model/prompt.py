@@ -42,8 +42,9 @@ _NEEDED = (
 )
 """Special tokens without which no text conversation can be encoded or parsed."""
 
-_REFUSALS = (recipe.ConversionError, ValueError, TypeError, OverflowError)
-"""What the prompt layer raises for a body it cannot take. OverflowError: an integer of more than 64 bits, anywhere."""
+_REFUSALS = (recipe.ConversionError, ValueError, TypeError, OverflowError, RecursionError)
+"""What the prompt layer raises for a body it cannot take. OverflowError: an integer of more than 64 bits, anywhere.
+RecursionError: a value that is nested deeper than it follows."""
 
 
 @dataclass(frozen=True, slots=True)

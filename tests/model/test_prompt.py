@@ -44,6 +44,10 @@ def chat(**fields: Any) -> ChatPrompt:
     return ENCODER.chat({**PLAIN, **fields}, context_tokens=CONTEXT)
 
 
+def nested(depth: int) -> list[Any]:
+    return [nested(depth - 1)] if depth else []
+
+
 def spelled(prompt: ChatPrompt) -> str:
     return TOKENIZER.file.decode(list(prompt.prompt_ids), skip_special_tokens=False)
 
@@ -204,6 +208,8 @@ def test_a_wanted_output_format_is_reported_to_whoever_can_enforce_it() -> None:
         ({"reasoning_effort": "much"}, "reasoning_effort"),
         ({"chat_template_kwargs": "x"}, "chat_template_kwargs"),
         ({"stream": "x"}, "stream"),
+        ({"metadata": nested(300)}, "metadata"),
+        ({"messages": [{"role": "user", "content": nested(300)}]}, "messages"),
     ],
 )
 def test_a_bad_field_is_named(fields: dict[str, Any], named: str) -> None:
