@@ -137,7 +137,7 @@ def comparable(answer: Any) -> Any:
     return [comparable(one) for one in answer] if isinstance(answer, list) else answer
 
 
-@pytest.mark.parametrize("burst", [1, 2, 3, 5, 100])
+@pytest.mark.parametrize("burst", [1, 3, 100])
 @pytest.mark.parametrize(("path", "answer", "body"), CASES)
 async def test_a_stream_says_what_the_whole_answer_says(
     router: RouterUnderTest,
