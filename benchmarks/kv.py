@@ -31,6 +31,7 @@ from kv_cases.imports import IMPORTS, measure_imports
 from kv_cases.server import benchmark_server
 
 from whalepod.core.block_keys import RUN_BLOCKS
+from whalepod.kvstore import resp
 from whalepod.kvstore.settings import StoreAddress
 
 RELEASE_PAYLOAD_BYTES = 227_840
@@ -123,6 +124,7 @@ def _measured(
         ours[0].set()
         figures["p99_ms"] = _p99_ms(ours[1], ours[0])
         print(f"{'':6}one block at a time while others move all: p99 {figures['p99_ms']:.1f} ms")
+        figures |= _beside_a_busy_thread(ours[0], work, rounds=rounds)
         _say_what_a_lost_key_does(admin, work, contenders)
     speeds: dict[str, Speed] = {}
     for contender in contenders:
@@ -149,6 +151,33 @@ def _p99_ms(busy: Ours, asking: Ours) -> float:
     stop.set()
     thread.join()
     return round(1000 * seconds[int(0.99 * len(seconds))], 2)
+
+
+def _beside_a_busy_thread(ours: Ours, work: Work, *, rounds: int) -> dict[str, float]:
+    """Reads while another thread of the process computes in Python, as an engine does: with the native half and
+    without."""
+    stop = threading.Event()
+
+    def compute() -> None:
+        value = 0
+        while not stop.is_set():
+            value = (31 * value + 7) % 1_000_003
+
+    native, speeds = resp.NATIVE, dict[bool, list[float]]({True: [], False: []})
+    thread = threading.Thread(target=compute)
+    thread.start()
+    try:
+        for _ in range(rounds):
+            for is_native in speeds:
+                resp.NATIVE = native if is_native else None
+                speeds[is_native].append(_gbs(ours.get, work)[0])
+    finally:
+        resp.NATIVE = native
+        stop.set()
+        thread.join()
+    with_it, without = (statistics.median(speeds[is_native]) for is_native in (True, False))
+    print(f"{'':6}beside a thread that computes: {with_it:.2f} GB/s, without the native half {without:.2f}")
+    return {"get_busy_gbs": round(with_it, 3), "get_busy_over_python": round(with_it / without, 3)}
 
 
 def _say_what_a_lost_key_does(admin: redis.Redis, work: Work, contenders: Sequence[Contender]) -> None:
