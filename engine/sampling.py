@@ -92,7 +92,7 @@ class Sampler:
         if len(self._bias_ids):
             weights[self._bias_ids] += self._bias
         short = self._output_count + len(drafts) < params.min_tokens
-        if short and (allowed is None or self._more_than_ends(allowed)):
+        if short and self._ends_leave_others(allowed, vocab_size=len(weights)):
             weights[self._end_ids] = -np.inf
         if params.repetition_penalty != 1:
             if self._seen is None:
@@ -108,7 +108,10 @@ class Sampler:
         if allowed is not None:
             np.copyto(weights, -np.inf, where=~allowed)
 
-    def _more_than_ends(self, allowed: Flags) -> bool:
+    def _ends_leave_others(self, allowed: Flags | None, *, vocab_size: int) -> bool:
+        """Without the tokens that end the request something may still follow."""
+        if allowed is None:
+            return len(self._end_ids) < vocab_size
         return bool(np.count_nonzero(allowed) > np.count_nonzero(allowed[self._end_ids]))
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import InitVar, dataclass, field
 
@@ -14,6 +13,9 @@ from .grammar.spec import GrammarSpec
 GREEDY_BELOW = 1e-5
 """A temperature under this is greedy."""
 CHOICES_MAX = 128
+TEMPERATURE_MAX = 1e3
+REPETITION_PENALTY_MIN, REPETITION_PENALTY_MAX = 1e-2, 1e2
+"""Within these no sum or quotient of a model's logits leaves float32: a token can always be drawn."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +70,8 @@ class SamplingParams:
         object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids))
         _check("n", self.n, f"in [1, {CHOICES_MAX}]", 1 <= self.n <= CHOICES_MAX)
         _check("stop", self.stop, "strings that are not empty", all(self.stop))
-        _check("temperature", self.temperature, "at least 0", self.temperature >= 0)
+        heat = f"in [0, {TEMPERATURE_MAX:g}]"
+        _check("temperature", self.temperature, heat, 0 <= self.temperature <= TEMPERATURE_MAX)
         _check("top_p", self.top_p, "in (0, 1]", 0 < self.top_p <= 1)
         _check("top_k", self.top_k, "-1 (off) or in [0, 2^31)", -1 <= self.top_k < 2**31)
         _check("min_p", self.min_p, "in [0, 1]", 0 <= self.min_p <= 1)
@@ -84,7 +87,9 @@ class SamplingParams:
         for name in ("presence_penalty", "frequency_penalty"):
             value = getattr(self, name)
             _check(name, value, "in [-2, 2]", -2 <= value <= 2)
-        _check("repetition_penalty", self.repetition_penalty, "above 0", 0 < self.repetition_penalty < math.inf)
+        least, most = REPETITION_PENALTY_MIN, REPETITION_PENALTY_MAX
+        penalty = self.repetition_penalty
+        _check("repetition_penalty", penalty, f"in [{least:g}, {most:g}]", least <= penalty <= most)
         for token_id, bias in self.logit_bias.items():
             _check(
                 "logit_bias",

@@ -50,6 +50,29 @@ def _greedy(params: SamplingParams, logits: np.ndarray, **known: Sequence[int]) 
     return _draw(_sampler(params, **known), logits).id  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("temperature", [1.1e-5, 1000.0])
+@pytest.mark.parametrize("penalty", [0.01, 100.0])
+def test_a_token_can_be_drawn_at_the_ends_of_every_range(temperature: float, penalty: float) -> None:
+    params = SamplingParams(
+        temperature=temperature,
+        repetition_penalty=penalty,
+        presence_penalty=-2,
+        frequency_penalty=2,
+        logit_bias={2: 100.0, 3: -100.0},
+        top_p=1e-9,
+        min_p=1,
+        min_tokens=1,
+    )
+    sampler = _sampler(params, prompt=(0, 1, 2, 3), outputs=())
+    with np.errstate(all="raise", under="ignore"):
+        assert _draw(sampler, _logits(1e4, -1e4, 1e4, -1e4, 0)).id in (0, 2)
+
+
+def test_min_tokens_yields_where_every_token_is_an_end() -> None:
+    params = SamplingParams(min_tokens=2, stop_token_ids=(0, 2))
+    assert _draw(_sampler(params), _logits(0, 0, 0)).id in (0, 1, 2)
+
+
 def test_greedy_takes_the_lowest_id_of_equals() -> None:
     assert _greedy(SamplingParams(temperature=0), _logits(0, 0, 2, 2, 1)) == 2
 

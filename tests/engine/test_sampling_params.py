@@ -15,8 +15,9 @@ from whalepod.engine.sampling_params import SamplingParams
 @pytest.mark.parametrize(
     ("field", "value", "allowed"),
     [
-        ("temperature", -0.1, "at least 0"),
-        ("temperature", float("nan"), "at least 0"),
+        ("temperature", -0.1, "in [0, 1000]"),
+        ("temperature", float("nan"), "in [0, 1000]"),
+        ("temperature", 1e39, "in [0, 1000]"),
         ("top_p", 0.0, "in (0, 1]"),
         ("top_p", 1.1, "in (0, 1]"),
         ("top_k", -2, "-1 (off) or in [0, 2^31)"),
@@ -30,8 +31,8 @@ from whalepod.engine.sampling_params import SamplingParams
         ("prompt_logprobs", -1, "in [0, 20]"),
         ("presence_penalty", 2.1, "in [-2, 2]"),
         ("frequency_penalty", -2.1, "in [-2, 2]"),
-        ("repetition_penalty", 0.0, "above 0"),
-        ("repetition_penalty", float("inf"), "above 0"),
+        ("repetition_penalty", 1e-40, "in [0.01, 100]"),
+        ("repetition_penalty", 1e39, "in [0.01, 100]"),
         ("n", 0, "in [1, 128]"),
         ("n", 129, "in [1, 128]"),
         ("stop", ("a", ""), "not empty"),
