@@ -212,6 +212,43 @@ async def test_f3_sigterm_lets_streams_finish_refuses_newcomers_and_exits_with_0
         assert "Traceback" not in log, log
 
 
+@pytest.mark.slow
+async def test_a_killed_router_leaves_streams_without_an_end_and_no_work_and_another_serves_at_once(
+    config: ClusterConfig, tmp_path: Path
+) -> None:
+    decode, prefill = FakeDecode(), FakePrefill()
+    file = tmp_path / "cluster.json"
+    file.write_text(json.dumps(config.model_dump(mode="json", exclude_none=True) | {"secret": SECRET.key.decode()}))
+    ports = {"http_port": _free_port(), "grpc_port": _free_port()}
+    second = config.model_copy(update={"router": config.router.model_copy(update=ports)})
+    async with registered(config, [decode, prefill]), http_client(config) as client, running(second) as other:
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "whalepod", "router", "--config", str(file), stderr=asyncio.subprocess.DEVNULL
+        )
+        await until_ready(client)
+        prefill.behaviour.hang = True
+        waiting = asyncio.create_task(client.post("/v1/completions", json=body(prompt=PROMPT * 5)))
+        await until(lambda: prefill.running, timeout_s=20.0)
+        decode.behaviour = Behaviour(step=asyncio.Event())
+        reading = asyncio.create_task(_read_stream(client))
+        await until(lambda: len(decode.live) == 2, timeout_s=20.0)
+        process.kill()
+        await until(lambda: not decode.live and not prefill.running, timeout_s=2.0)  # on a busy machine; else at once
+        for cut_off in (waiting, reading):
+            with pytest.raises(httpx.HTTPError):
+                await cut_off
+        decode.behaviour, prefill.behaviour = Behaviour(), Behaviour()
+        answer = (await other.post("/v1/completions", json=body())).json()
+        assert answer["choices"][0]["token_ids"] == expected_ids(PROMPT, 5)
+        await process.wait()
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
 async def _read_stream(client: httpx.AsyncClient) -> list[str]:
     async with client.stream("POST", "/v1/completions", json=body(stream=True)) as response:
         return [line.removeprefix("data: ") async for line in response.aiter_lines() if line]
