@@ -72,12 +72,6 @@ def allot(survival: Survivals, budget: Counts | int) -> Counts:
     return admitted.reshape(survival.shape).sum(axis=-1)
 
 
-def expected_tokens(survival: Survivals, lengths: Counts) -> NDArray[np.float64]:
-    """[…] tokens that a step is expected to emit if each request verifies so many drafts."""
-    verified = np.arange(survival.shape[-1]) < lengths[..., None]
-    return survival.shape[-2] + np.where(verified, survival, 0.0).sum(axis=(-2, -1))
-
-
 def _rates(survival: Survivals, cost: CostTable) -> tuple[Survivals, NDArray[np.float64]]:
     """Slots worth a row, best first, then zeros; and the tokens a second of verifying the first 0, 1, 2 … of them,
     −inf past the last."""
