@@ -37,6 +37,7 @@ from .http_headers import REQUEST_ID_BYTES_MAX, REQUEST_ID_HEADER
 from .job import Job, Route
 from .prompts import IdsPrompt, Prompt, TextPrompt
 from .request_record import OK, RequestRecord, recorded
+from .tenancy import USER_CHARS_MAX
 from .text_choice import TextDelta, TextEnd, TextEvent, TextOptions, TextScores, stream_text
 from .usage import Usage
 from .usage_log import UsageLog
@@ -140,7 +141,7 @@ class RouterServicer(router_pb2_grpc.RouterServiceServicer):
         if request.fidelity != common_pb2.FIDELITY_UNSPECIFIED:
             fidelity = fidelity_from_proto(request.fidelity)
         (job,) = await front.jobs(
-            caller,
+            caller.on_behalf_of(_user(request)),
             ids,
             sampling,
             fidelity=fidelity,
@@ -246,6 +247,12 @@ def _prompt(request: router_pb2.GenerateRequest, *, vocab_size: int) -> Prompt:
     if max(packed) >= vocab_size:
         raise InvalidFieldError("prompt", f"token ids must be in [0, {vocab_size})")
     return IdsPrompt(packed)
+
+
+def _user(request: router_pb2.GenerateRequest) -> str | None:
+    if len(request.user) > USER_CHARS_MAX:
+        raise InvalidFieldError("user", f"user must have at most {USER_CHARS_MAX} characters")
+    return request.user or None
 
 
 def _text_options(request: router_pb2.GenerateRequest) -> TextOptions:

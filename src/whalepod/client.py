@@ -61,6 +61,8 @@ class Ask:
     max_tokens: int | None = None
     stop: Sequence[str] = ()
     cache_salt: str = ""
+    user: str = ""
+    """Whom you answer for: shares stored prefixes with itself alone."""
     fidelity: Fidelity | None = None
     model: str = ""
 
@@ -71,6 +73,7 @@ class Ask:
             sampling=sampling_to_proto(sampling),
             stop=self.stop,
             cache_salt=self.cache_salt,
+            user=self.user,
             fidelity=common_pb2.FIDELITY_UNSPECIFIED if self.fidelity is None else FIDELITIES[self.fidelity],
         )
         if isinstance(self.prompt, str):

@@ -244,3 +244,13 @@ async def test_a_grammar_is_checked_before_any_rank_is_touched(client: AsyncClie
         await client.generate("Hello", sampling=replace(params, grammar=GrammarSpec(GrammarKind.REGEX, "(a")))
     assert caught.value.field == "grammar"
     assert len(decode.seen.starts) == starts
+
+
+async def test_a_user_shares_prefixes_with_itself_alone(client: AsyncClient, decode: FakeDecode) -> None:
+    for user in ("u", "u", "v", ""):
+        await client.generate(LONG[:5], max_tokens=1, user=user)
+    salts = [ticket.salt for ticket in decode.seen.tickets]
+    assert salts[0] == salts[1]
+    assert len(set(salts)) == 3
+    with pytest.raises(InvalidFieldError, match="user"):
+        await client.generate(LONG[:5], max_tokens=1, user="u" * 1025)

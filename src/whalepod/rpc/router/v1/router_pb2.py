@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from whalepod.rpc.common.v1 import common_pb2 as whalepod_dot_rpc_dot_common_dot_v1_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n#whalepod/rpc/router/v1/router.proto\x12\x16whalepod.rpc.router.v1\x1a#whalepod/rpc/common/v1/common.proto\"\x1b\n\x08TokenIds\x12\x0f\n\x03ids\x18\x01 \x03(\rB\x02\x10\x01\"\x93\x02\n\x0fGenerateRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0e\n\x04text\x18\x02 \x01(\tH\x00\x12\x35\n\ttoken_ids\x18\x03 \x01(\x0b\x32 .whalepod.rpc.router.v1.TokenIdsH\x00\x12\x38\n\x08sampling\x18\x04 \x01(\x0b\x32&.whalepod.rpc.common.v1.SamplingParams\x12\x0c\n\x04stop\x18\x05 \x03(\t\x12\x12\n\ncache_salt\x18\x06 \x01(\t\x12\x32\n\x08\x66idelity\x18\x07 \x01(\x0e\x32 .whalepod.rpc.common.v1.Fidelity\x12\x10\n\x08priority\x18\x08 \x01(\x11\x42\x08\n\x06prompt\"j\n\x05Usage\x12\x15\n\rprompt_tokens\x18\x01 \x01(\r\x12\x19\n\x11\x63ompletion_tokens\x18\x02 \x01(\r\x12\x15\n\rcached_tokens\x18\x03 \x01(\r\x12\x18\n\x10reasoning_tokens\x18\x04 \x01(\r\"\x8f\x02\n\x10GenerateResponse\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0c\n\x04text\x18\x02 \x01(\t\x12\x15\n\ttoken_ids\x18\x03 \x03(\rB\x02\x10\x01\x12\x14\n\x08logprobs\x18\x04 \x03(\x02\x42\x02\x10\x01\x12;\n\rfinish_reason\x18\x05 \x01(\x0e\x32$.whalepod.rpc.common.v1.FinishReason\x12,\n\x05usage\x18\x06 \x01(\x0b\x32\x1d.whalepod.rpc.router.v1.Usage\x12,\n\x05route\x18\x07 \x01(\x0b\x32\x1d.whalepod.rpc.router.v1.Route\x12\x1b\n\x0fprompt_logprobs\x18\x08 \x03(\x02\x42\x02\x10\x01\"D\n\x05Route\x12\x14\n\x0cprefill_rank\x18\x01 \x01(\t\x12\x13\n\x0b\x64\x65\x63ode_rank\x18\x02 \x01(\t\x12\x10\n\x08\x61ttempts\x18\x03 \x01(\r\"\x9b\x02\n\x16GenerateStreamResponse\x12\n\n\x02id\x18\x01 \x01(\t\x12\x12\n\ntext_delta\x18\x02 \x01(\t\x12\x15\n\ttoken_ids\x18\x03 \x03(\rB\x02\x10\x01\x12\x14\n\x08logprobs\x18\x04 \x03(\x02\x42\x02\x10\x01\x12;\n\rfinish_reason\x18\x05 \x01(\x0e\x32$.whalepod.rpc.common.v1.FinishReason\x12,\n\x05usage\x18\x06 \x01(\x0b\x32\x1d.whalepod.rpc.router.v1.Usage\x12,\n\x05route\x18\x07 \x01(\x0b\x32\x1d.whalepod.rpc.router.v1.Route\x12\x1b\n\x0fprompt_logprobs\x18\x08 \x03(\x02\x42\x02\x10\x01\" \n\x0b\x43hatRequest\x12\x11\n\tbody_json\x18\x01 \x01(\t\"!\n\x0c\x43hatResponse\x12\x11\n\tbody_json\x18\x01 \x01(\t\"(\n\x12\x43hatStreamResponse\x12\x12\n\nchunk_json\x18\x01 \x01(\t2\x8f\x03\n\rRouterService\x12]\n\x08Generate\x12\'.whalepod.rpc.router.v1.GenerateRequest\x1a(.whalepod.rpc.router.v1.GenerateResponse\x12k\n\x0eGenerateStream\x12\'.whalepod.rpc.router.v1.GenerateRequest\x1a..whalepod.rpc.router.v1.GenerateStreamResponse0\x01\x12Q\n\x04\x43hat\x12#.whalepod.rpc.router.v1.ChatRequest\x1a$.whalepod.rpc.router.v1.ChatResponse\x12_\n\nChatStream\x12#.whalepod.rpc.router.v1.ChatRequest\x1a*.whalepod.rpc.router.v1.ChatStreamResponse0\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n#whalepod/rpc/router/v1/router.proto\x12\x16whalepod.rpc.router.v1\x1a#whalepod/rpc/common/v1/common.proto\"\x1b\n\x08TokenIds\x12\x0f\n\x03ids\x18\x01 \x03(\rB\x02\x10\x01\"\xa1\x02\n\x0fGenerateRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0e\n\x04text\x18\x02 \x01(\tH\x00\x12\x35\n\ttoken_ids\x18\x03 \x01(\x0b\x32 .whalepod.rpc.router.v1.TokenIdsH\x00\x12\x38\n\x08sampling\x18\x04 \x01(\x0b\x32&.whalepod.rpc.common.v1.SamplingParams\x12\x0c\n\x04stop\x18\x05 \x03(\t\x12\x12\n\ncache_salt\x18\x06 \x01(\t\x12\x32\n\x08\x66idelity\x18\x07 \x01(\x0e\x32 .whalepod.rpc.common.v1.Fidelity\x12\x10\n\x08priority\x18\x08 \x01(\x11\x12\x0c\n\x04user\x18\t \x01(\tB\x08\n\x06prompt\"j\n\x05Usage\x12\x15\n\rprompt_tokens\x18\x01 \x01(\r\x12\x19\n\x11\x63ompletion_tokens\x18\x02 \x01(\r\x12\x15\n\rcached_tokens\x18\x03 \x01(\r\x12\x18\n\x10reasoning_tokens\x18\x04 \x01(\r\"\x8f\x02\n\x10GenerateResponse\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0c\n\x04text\x18\x02 \x01(\t\x12\x15\n\ttoken_ids\x18\x03 \x03(\rB\x02\x10\x01\x12\x14\n\x08logprobs\x18\x04 \x03(\x02\x42\x02\x10\x01\x12;\n\rfinish_reason\x18\x05 \x01(\x0e\x32$.whalepod.rpc.common.v1.FinishReason\x12,\n\x05usage\x18\x06 \x01(\x0b\x32\x1d.whalepod.rpc.router.v1.Usage\x12,\n\x05route\x18\x07 \x01(\x0b\x32\x1d.whalepod.rpc.router.v1.Route\x12\x1b\n\x0fprompt_logprobs\x18\x08 \x03(\x02\x42\x02\x10\x01\"D\n\x05Route\x12\x14\n\x0cprefill_rank\x18\x01 \x01(\t\x12\x13\n\x0b\x64\x65\x63ode_rank\x18\x02 \x01(\t\x12\x10\n\x08\x61ttempts\x18\x03 \x01(\r\"\x9b\x02\n\x16GenerateStreamResponse\x12\n\n\x02id\x18\x01 \x01(\t\x12\x12\n\ntext_delta\x18\x02 \x01(\t\x12\x15\n\ttoken_ids\x18\x03 \x03(\rB\x02\x10\x01\x12\x14\n\x08logprobs\x18\x04 \x03(\x02\x42\x02\x10\x01\x12;\n\rfinish_reason\x18\x05 \x01(\x0e\x32$.whalepod.rpc.common.v1.FinishReason\x12,\n\x05usage\x18\x06 \x01(\x0b\x32\x1d.whalepod.rpc.router.v1.Usage\x12,\n\x05route\x18\x07 \x01(\x0b\x32\x1d.whalepod.rpc.router.v1.Route\x12\x1b\n\x0fprompt_logprobs\x18\x08 \x03(\x02\x42\x02\x10\x01\" \n\x0b\x43hatRequest\x12\x11\n\tbody_json\x18\x01 \x01(\t\"!\n\x0c\x43hatResponse\x12\x11\n\tbody_json\x18\x01 \x01(\t\"(\n\x12\x43hatStreamResponse\x12\x12\n\nchunk_json\x18\x01 \x01(\t2\x8f\x03\n\rRouterService\x12]\n\x08Generate\x12\'.whalepod.rpc.router.v1.GenerateRequest\x1a(.whalepod.rpc.router.v1.GenerateResponse\x12k\n\x0eGenerateStream\x12\'.whalepod.rpc.router.v1.GenerateRequest\x1a..whalepod.rpc.router.v1.GenerateStreamResponse0\x01\x12Q\n\x04\x43hat\x12#.whalepod.rpc.router.v1.ChatRequest\x1a$.whalepod.rpc.router.v1.ChatResponse\x12_\n\nChatStream\x12#.whalepod.rpc.router.v1.ChatRequest\x1a*.whalepod.rpc.router.v1.ChatStreamResponse0\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -49,21 +49,21 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_TOKENIDS']._serialized_start=100
   _globals['_TOKENIDS']._serialized_end=127
   _globals['_GENERATEREQUEST']._serialized_start=130
-  _globals['_GENERATEREQUEST']._serialized_end=405
-  _globals['_USAGE']._serialized_start=407
-  _globals['_USAGE']._serialized_end=513
-  _globals['_GENERATERESPONSE']._serialized_start=516
-  _globals['_GENERATERESPONSE']._serialized_end=787
-  _globals['_ROUTE']._serialized_start=789
-  _globals['_ROUTE']._serialized_end=857
-  _globals['_GENERATESTREAMRESPONSE']._serialized_start=860
-  _globals['_GENERATESTREAMRESPONSE']._serialized_end=1143
-  _globals['_CHATREQUEST']._serialized_start=1145
-  _globals['_CHATREQUEST']._serialized_end=1177
-  _globals['_CHATRESPONSE']._serialized_start=1179
-  _globals['_CHATRESPONSE']._serialized_end=1212
-  _globals['_CHATSTREAMRESPONSE']._serialized_start=1214
-  _globals['_CHATSTREAMRESPONSE']._serialized_end=1254
-  _globals['_ROUTERSERVICE']._serialized_start=1257
-  _globals['_ROUTERSERVICE']._serialized_end=1656
+  _globals['_GENERATEREQUEST']._serialized_end=419
+  _globals['_USAGE']._serialized_start=421
+  _globals['_USAGE']._serialized_end=527
+  _globals['_GENERATERESPONSE']._serialized_start=530
+  _globals['_GENERATERESPONSE']._serialized_end=801
+  _globals['_ROUTE']._serialized_start=803
+  _globals['_ROUTE']._serialized_end=871
+  _globals['_GENERATESTREAMRESPONSE']._serialized_start=874
+  _globals['_GENERATESTREAMRESPONSE']._serialized_end=1157
+  _globals['_CHATREQUEST']._serialized_start=1159
+  _globals['_CHATREQUEST']._serialized_end=1191
+  _globals['_CHATRESPONSE']._serialized_start=1193
+  _globals['_CHATRESPONSE']._serialized_end=1226
+  _globals['_CHATSTREAMRESPONSE']._serialized_start=1228
+  _globals['_CHATSTREAMRESPONSE']._serialized_end=1268
+  _globals['_ROUTERSERVICE']._serialized_start=1271
+  _globals['_ROUTERSERVICE']._serialized_end=1670
 # @@protoc_insertion_point(module_scope)
