@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from starlette.applications import Starlette
@@ -30,7 +30,7 @@ from .chat_http import chat_answer, chat_frames
 from .completions import parse_completion
 from .completions_http import ResponseHead, completion_answer, completion_frames
 from .events_http import count_tokens, events_answer, events_frames
-from .front_door import Caller, FrontDoor, priority_of
+from .front_door import Caller, FrontDoor
 from .http_body import BODY_BYTES_MAX, read_json_object
 from .http_errors import (
     ANTHROPIC_ERRORS,
@@ -166,7 +166,6 @@ class HttpFront:
                     session=request.headers.get(SESSION_HEADER),
                 )
                 body, length = await read_json_object(request, bytes_max=BODY_BYTES_MAX)
-                caller = replace(caller, priority=priority_of(body))
                 answer = await endpoint(HttpCall(request, body, length, caller, record, errors))
             except ServingError as error:
                 record.end_with_error(error)

@@ -119,7 +119,7 @@ async def open_chat(
 
     Raises QueueFullError, UnavailableError, RequestError before any rank is touched.
     """
-    async with front.admitted(caller, choices=request.choices):
+    async with front.admitted(caller, choices=request.choices, priority=request.priority):
         with span("tokenize", caller.traceparent):
             prompt = await chat_prompt(front, request)
         answer_format = await _checked_format(front, request, prompt, caller)

@@ -124,7 +124,7 @@ async def open_completion(
 
     Raises QueueFullError, UnavailableError, RequestError before any rank is touched.
     """
-    async with front.admitted(caller, choices=request.choices):
+    async with front.admitted(caller, choices=request.choices, priority=request.priority):
         if request.answer_format is not None:
             await front.language.check_format(request.answer_format, deadline=caller.deadline)
         with span("tokenize", caller.traceparent, prompts=len(request.prompts)):

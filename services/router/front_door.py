@@ -5,10 +5,9 @@ body ─▶ prompt ids ─▶ FrontDoor.jobs (lengths, block hashes, lookup) ─
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from dataclasses import dataclass, replace
-from typing import Any
 
 from whalepod.core.block_keys import BlockHash, chain_root, derive_block_hashes
 from whalepod.core.clock import SYSTEM_CLOCK, Clock, Deadline
@@ -37,7 +36,6 @@ from .router_metrics import (
 from .tenancy import Principal, sharing_salt
 
 SESSION_CHARS_MAX = 256
-PRIORITY_MAX = 1000
 
 HASH_INLINE_TOKENS_MAX = 16_384
 """Shorter prompts are hashed on the event loop: a few hundred microseconds."""
@@ -66,22 +64,10 @@ class Caller:
     traceparent: str = ""
     session: str | None = None
     """The client's name for a conversation: its turns are best served where its state is."""
-    priority: int = 0
-    """Lower ones leave the queue first."""
 
     def on_behalf_of(self, user: str | None) -> Caller:
         """The same for one of its users."""
         return replace(self, principal=self.principal.on_behalf_of(user))
-
-
-def priority_of(body: Mapping[str, Any]) -> int:
-    """Of a request's body; unset: 0. Raises InvalidFieldError."""
-    priority = body.get("priority")
-    if priority is None:
-        return 0
-    if not isinstance(priority, int) or isinstance(priority, bool) or not -PRIORITY_MAX <= priority <= PRIORITY_MAX:
-        raise InvalidFieldError("priority", f"priority must be an integer in [-{PRIORITY_MAX}, {PRIORITY_MAX}]")
-    return priority
 
 
 class FrontDoor:
@@ -148,9 +134,9 @@ class FrontDoor:
             raise ContextLengthError(tokens=needed, tokens_max=self.context_tokens_max, field=field)
 
     @asynccontextmanager
-    async def admitted(self, caller: Caller, *, choices: int) -> AsyncGenerator[None, None]:
+    async def admitted(self, caller: Caller, *, choices: int, priority: int = 0) -> AsyncGenerator[None, None]:
         """As of `Admission`, for so many choices."""
-        visit = Visit(choices, caller.deadline, tenant=caller.principal.tenant, priority=caller.priority)
+        visit = Visit(choices, caller.deadline, tenant=caller.principal.tenant, priority=priority)
         async with AsyncExitStack() as stack:
             with span("queue", caller.traceparent):
                 await stack.enter_async_context(self.admission.admitted(visit))

@@ -118,7 +118,7 @@ class RouterServicer(router_pb2_grpc.RouterServiceServicer):
         prompt = _prompt(request, vocab_size=front.language.vocab_size)
         front.check_model(request.model)
         response_id = "gen-" + mint_request_id().hex()
-        async with front.admitted(caller, choices=1):
+        async with front.admitted(caller, choices=1, priority=request.priority):
             job = await self._job(request, prompt, caller)
             async with aclosing(stream_text(front, job, caller, options)) as events:
                 async for event in events:

@@ -85,7 +85,7 @@ async def test_a_limit_is_429_with_retry_after_and_other_tenants_are_served(
         assert (await ask("b")).status_code == 200
 
 
-@pytest.mark.parametrize("priority", ["high", True, 5000, 1.5])
+@pytest.mark.parametrize("priority", ["high", 2**40, 1.5])
 async def test_a_priority_that_is_none_is_named(router: RouterUnderTest, priority: object) -> None:
     response = await router.http.post("/v1/completions", json={"prompt": [401], "priority": priority})
     assert response.status_code == 400
