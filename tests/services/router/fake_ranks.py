@@ -85,6 +85,8 @@ class Behaviour:
     """Accept, then say nothing."""
     die_after_tokens: int | None = None
     """Decode: break the stream when so many tokens of a request have been sent."""
+    deaths: int | None = None
+    """Only so many requests break their stream; None: all."""
     gone_after_tokens: int | None = None
     """Decode: as `kill -9`, when so many tokens of a request have been sent."""
     fail_after_tokens: tuple[int, ServingError] | None = None
@@ -261,6 +263,9 @@ class FakeDecode(decode_pb2_grpc.DecodeServiceServicer):
         self, work: EngineRequest, ready: asyncio.Queue[Handoff | None], out: asyncio.Queue[bytes | None]
     ) -> None:
         behaviour = replace(self.behaviour)
+        if behaviour.deaths is not None:
+            behaviour.die_after_tokens = behaviour.die_after_tokens if behaviour.deaths else None
+            self.behaviour.deaths = max(0, behaviour.deaths - 1)
         try:
             if behaviour.refuse_with is not None:
                 _say(out, FinishedEvent(work.request_id, work.attempt, FinishReason.ERROR, behaviour.refuse_with))

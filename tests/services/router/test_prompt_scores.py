@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import AsyncGenerator
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests.services.router.fake_ranks import Behaviour, FakeDecode, FakePrefill, expected_ids
-from tests.services.router.router_under_test import RouterUnderTest, running_router, until
+from tests.services.router.router_under_test import RouterUnderTest, running_router
 from whalepod.client import AsyncClient
 from whalepod.engine.interface import SampledToken
 from whalepod.engine.sampling_params import SamplingParams
@@ -94,17 +93,10 @@ async def test_over_grpc_they_come_before_all_else(router: RouterUnderTest) -> N
 async def test_a_rank_that_dies_after_scoring_costs_no_score_and_repeats_none(
     model_dir: Path, decode: FakeDecode
 ) -> None:
-    decode.behaviour.die_after_tokens = 0
-
-    async def get_well() -> None:
-        await until(lambda: decode.seen.starts)
-        decode.behaviour = Behaviour()
-
+    decode.behaviour = Behaviour(die_after_tokens=0, deaths=1)
     async with running_router(model_dir, [decode], prefill_replicas=0) as router:
-        wellness = asyncio.create_task(get_well())
         answer = await router.complete(prompt=PROMPT, max_tokens=2, echo=True, logprobs=0, return_token_ids=True)
-        await wellness
-    assert len(decode.seen.starts) > 1
+    assert len(decode.seen.starts) == 2
     assert answer["choices"][0]["logprobs"]["token_logprobs"][:40] == SCORES
     assert answer["choices"][0]["token_ids"] == expected_ids(PROMPT, 2)
 
