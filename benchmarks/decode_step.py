@@ -20,6 +20,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from whalepod.kernels.fallbacks import fallback_counts
+from whalepod.kernels.numerics import whole_batches
 from whalepod.model.batch import Segment
 from whalepod.model.batch_plan import BatchPlan
 from whalepod.model.caches import Caches
@@ -118,7 +119,7 @@ def timed_layers(network: Network, held: Caches, segments: Sequence[Segment]) ->
     plan = on_device(BatchPlan.on_host(segments, network.config, held, packed=True, shape=shape), held.device)
     run = network.begin_planned(plan, held, text=None, memories={})
     times: list[LayerTime] = []
-    with torch.inference_mode():
+    with torch.inference_mode(), whole_batches():
         for layer in network.layers:
             times.append(_timed(layer, run))  # noqa: PERF401  in order, one after the other
     return times

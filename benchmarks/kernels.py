@@ -14,6 +14,7 @@ from dataclasses import asdict
 from importlib import import_module
 
 from kernel_cases.measuring import Row
+from whalepod.kernels.numerics import whole_batches
 
 CASES = (
     "sparse_attention",
@@ -44,7 +45,8 @@ def main() -> None:
 
 def _rows(cases: tuple[str, ...] | list[str]) -> Iterator[Row]:
     for case in cases:
-        yield from import_module(f"kernel_cases.{case}").rows()
+        with whole_batches():
+            yield from import_module(f"kernel_cases.{case}").rows()
 
 
 def _table(rows: list[Row]) -> str:

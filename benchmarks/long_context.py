@@ -16,6 +16,7 @@ import torch
 from decode_step import cut_config, random_network
 
 from whalepod.kernels.fallbacks import fallback_counts
+from whalepod.kernels.numerics import whole_batches
 from whalepod.model.batch import Segment
 from whalepod.model.caches import Caches
 from whalepod.model.config import ModelConfig
@@ -66,7 +67,8 @@ def main() -> None:
 
     started_s = time.perf_counter()
     for start in range(0, prompt, options.chunk):
-        logits = network.forward([segment(start, min(start + options.chunk, prompt))], held)
+        with whole_batches():
+            logits = network.forward([segment(start, min(start + options.chunk, prompt))], held)
     torch.cuda.synchronize()
     prefill_s = time.perf_counter() - started_s
     assert bool(logits.isfinite().all()), "logits are no numbers"
@@ -74,7 +76,8 @@ def main() -> None:
     steps: list[float] = []
     for position in range(prompt, options.tokens):
         started_s = time.perf_counter()
-        replayed = graphs.logits([segment(position, position + 1)])
+        with whole_batches():
+            replayed = graphs.logits([segment(position, position + 1)])
         assert replayed is not None and bool(replayed.isfinite().all()), "no finite logits"
         steps.append(time.perf_counter() - started_s)
     figures = {

@@ -40,6 +40,11 @@ def whole_batches(on: bool = True) -> Iterator[None]:
         _tiling.whole = before
 
 
+def tiled() -> bool:
+    """Whether a row's bits must not depend on the rows beside it, here and now."""
+    return not _tiling.whole
+
+
 def tile_rows(rows: int, tile: int = ROW_TILE) -> int:
     """How many of `rows` rows a product takes at a time: `tile`, or all."""
     return max(rows, 1) if _tiling.whole else tile

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from whalepod.kernels.fallbacks import note_fallback
+from whalepod.kernels.numerics import tiled
 
 from .batch import Segment
 from .batch_plan import BatchPlan
@@ -75,7 +76,7 @@ class DecodeGraphs:
         self._caches = caches
         # More of a sequence would overwrite window records that its first row sees.
         self._rows_max = min(GROUP_ROWS_MAX, caches.ring_rows - network.config.window + 1)
-        self._recordings: OrderedDict[PlanShape, _Recording] = OrderedDict()
+        self._recordings: OrderedDict[tuple[PlanShape, bool], _Recording] = OrderedDict()
         self._pool: tuple[int, int] | None = None
 
     @classmethod
@@ -94,10 +95,11 @@ class DecodeGraphs:
             return None
         plan = BatchPlan.on_host(segments, self._network.config, self._caches, packed=True, shape=shape)
         memories = self._network.memories(segments, padded=shape.rows)
-        if shape not in self._recordings and not self._record(shape, plan, memories):
+        key = shape, tiled()
+        if key not in self._recordings and not self._record(key, plan, memories):
             return None
-        self._recordings.move_to_end(shape)
-        recording = self._recordings[shape]
+        self._recordings.move_to_end(key)
+        recording = self._recordings[key]
         recording.staged.copy_(stage(plan, pinned=True), non_blocking=True)
         for layer, memory in memories.items():
             recording.memories[layer].copy_(memory, non_blocking=True)
@@ -118,7 +120,7 @@ class DecodeGraphs:
             and (image is None or image not in segment.token_ids)
         )
 
-    def _record(self, shape: PlanShape, plan: BatchPlan, memories: Mapping[int, Tensor]) -> bool:
+    def _record(self, key: tuple[PlanShape, bool], plan: BatchPlan, memories: Mapping[int, Tensor]) -> bool:
         """Computes the plan, too. False: it cannot be recorded."""
         staged = stage(plan, pinned=True).to(self._caches.device, non_blocking=True)
         held = {layer: memory.clone() for layer, memory in memories.items()}
@@ -139,8 +141,8 @@ class DecodeGraphs:
         self._pool = graph.pool()
         while len(self._recordings) >= RECORDINGS_MAX:
             self._recordings.popitem(last=False)
-        self._recordings[shape] = _Recording(graph, staged, held, logits)
-        log.info("recorded a decode step", extra={"rows": shape.rows, "tokens": shape.tokens})
+        self._recordings[key] = _Recording(graph, staged, held, logits)
+        log.info("recorded a decode step", extra={"rows": key[0].rows, "tokens": key[0].tokens})
         return True
 
     def _compute(self, plan: BatchPlan, memories: Mapping[int, Tensor]) -> Tensor:

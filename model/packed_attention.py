@@ -14,6 +14,7 @@ from torch import Tensor
 from whalepod.kernels.candidates import candidate_blocks, candidate_scores, entry_places
 from whalepod.kernels.global_entries import keep_raw_rows, write_global_entries
 from whalepod.kernels.index_queries import index_queries
+from whalepod.kernels.numerics import tiled
 from whalepod.kernels.packed_index_scores import packed_index_scores
 from whalepod.kernels.rope import rotate_in_place
 from whalepod.kernels.sparse_attention import sparse_attention
@@ -144,6 +145,7 @@ def look(attention: Attention, latent: Tensor, pool: Tensor, run: ForwardPass) -
         scale=queries.shape[2] ** -0.5,
         entries=None if source is None else run.caches.global_kv[source].flatten(0, 1),
         chosen=chosen,
+        batch_invariant=tiled(),
     )
 
 

@@ -13,6 +13,7 @@ import triton.language as tl
 from torch import Tensor
 
 from whalepod.kernels.linear.cuda import linear
+from whalepod.kernels.numerics import tiled
 from whalepod.kernels.packing_kernel import rounded
 from whalepod.kernels.quantise import PackedFormat
 from whalepod.kernels.quantise.triton_kernel import fp8_block32_round_trip, fp8_round_trip
@@ -193,8 +194,9 @@ def sum_choices_kernel(parts, out, width, CHOICES: tl.constexpr, BLOCK: tl.const
 
 
 def tile_rows(pairs: int, experts: int) -> int:
-    """Rows of a tile: enough for most experts' shares, at least what one matrix instruction takes."""
-    return 16 if pairs <= 24 * experts else 64
+    """Rows of a tile: enough for most experts' shares, at least what one matrix instruction takes; always that where a
+    row's bits must not depend on the others."""
+    return 16 if tiled() or pairs <= 24 * experts else 64
 
 
 def deal_tiles(ids: Tensor, experts: int, rows: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:

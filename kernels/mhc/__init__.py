@@ -5,10 +5,15 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from whalepod.kernels.numerics import tile_rows
+
 from . import reference
 from .reference import Mixes
 
 __all__ = ["Mixes", "collapse", "expand", "predict_mixes", "split_mixes", "spread_scale"]
+
+
+TILE_ON_GPU = 64
 
 
 def spread_scale(scale: Tensor, streams: int) -> Tensor:
@@ -29,9 +34,13 @@ def predict_mixes(
     if streams.is_cuda and streams.dtype == torch.bfloat16:
         from . import triton_kernel
 
-        return Mixes(
-            *triton_kernel.predict_mixes(streams, fn, scale, base, rms_eps=rms_eps, eps=eps, iterations=iterations)
-        )
+        # With so few rows at a time the sums are split alike, however many there are.
+        tiles = streams.split(tile_rows(len(streams), TILE_ON_GPU))
+        parts = [
+            triton_kernel.predict_mixes(tile, fn, scale, base, rms_eps=rms_eps, eps=eps, iterations=iterations)
+            for tile in tiles
+        ]
+        return Mixes(*parts[0]) if len(parts) == 1 else Mixes(*map(torch.cat, zip(*parts, strict=True)))
     return reference.predict_mixes(streams, fn, scale, base, rms_eps=rms_eps, eps=eps, iterations=iterations)
 
 

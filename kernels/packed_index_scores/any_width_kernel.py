@@ -48,7 +48,8 @@ def any_width_kernel(
     at = tl.load(table + entry // ENTRIES, mask=there, other=0).to(tl.int64) * ENTRIES + entry % ENTRIES
     record = keys + at[:, None] * (WIDTH // 2 + WIDTH // GROUP)
     half = tl.arange(0, WIDTH // 2)
-    codes = tl.load(record + half[None, :], mask=there[:, None], other=0).to(tl.int32)
+    # Without the hint the compiler takes every record to be as aligned as the first of a block.
+    codes = tl.load(record + tl.multiple_of(half, 1)[None, :], mask=there[:, None], other=0).to(tl.int32)
     scale = tl.load(record + WIDTH // 2 + half[None, :] // (GROUP // 2), mask=there[:, None], other=127).to(tl.int32)
     scale = power_of_two(scale)
     even, odd = e2m1_values(codes & 15) * scale, e2m1_values(codes >> 4) * scale

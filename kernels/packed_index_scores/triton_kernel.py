@@ -13,6 +13,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from whalepod.kernels.numerics import tiled
+
 SPREAD_MAX = tl.constexpr(11)
 RECORD_BYTES = tl.constexpr(68)
 CODE_BYTES = tl.constexpr(64)
@@ -229,7 +231,7 @@ def packed_index_scores(
     scores = torch.empty(rows, entries_max, dtype=torch.float32, device=queries.device)
     if rows == 0 or entries_max == 0:
         return scores
-    each = min(2, group_rows)
+    each = 2 if tiled() else min(2, group_rows)
     count = groups.shape[1]
     parts = min(triton.cdiv(entries_max, tile), max(1, programs // count))
     index_scores_kernel[(count, parts)](

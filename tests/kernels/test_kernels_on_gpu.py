@@ -161,6 +161,23 @@ def test_candidates_and_the_best_among_them(entries: int) -> None:
     assert torch.equal(places, again)
 
 
+@pytest.mark.parametrize("width", [32, 64])
+def test_scores_of_keys_of_another_width(width: int) -> None:
+    """Records of 17 and 34 bytes, which are aligned to nothing."""
+    rows, heads, per_block = 40, 16, 8
+    keys = MXFP4_BLOCK32.encode(draw(20 * per_block, width, seed=2))
+    tables = torch.arange(20, device="cuda", dtype=torch.int32).flip(0)[None]
+    segments = torch.zeros(rows, device="cuda", dtype=torch.int32)
+    visible = torch.arange(rows, device="cuda", dtype=torch.int32) + 80
+    groups = torch.tensor([[0], [rows], [0]], dtype=torch.int32, device="cuda")
+    given = (MXFP4_BLOCK32.round_trip(bf16(rows, heads, width)), draw(rows, heads, seed=1), keys, tables)
+    sizes = {"entries_per_block": per_block, "entries_max": 128}
+    ours = packed_index_scores(*given, segments, visible, groups, group_rows=8, **sizes)
+    wanted = scores_reference.packed_index_scores(*given, visible, groups, **sizes)
+    seen = torch.arange(128, device="cuda") < visible[:, None]
+    assert_close(ours[seen], wanted[seen], 1e-5)
+
+
 @pytest.mark.parametrize("rows", [48, 1536])
 def test_choice_of_experts(rows: int) -> None:
     x, weight, bias = bf16(rows, HIDDEN), bf16(384, HIDDEN, seed=1) * HIDDEN**-0.5, draw(384, seed=2) * 0.1

@@ -4,6 +4,7 @@ process of its own (Triton's interpreter)."""
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 
 import pytest
 import torch
@@ -58,10 +59,12 @@ def caches(made: Network) -> Caches:
     return Caches.allocate(made.config, blocks=24, slots=2, formats=RELEASE_FORMATS, device=made.device)
 
 
-def segments(prompt: list[int], chunks: list[tuple[int, int]], *, floor: int) -> list[Segment]:
+def segments(
+    prompt: list[int], chunks: list[tuple[int, int]], *, floor: int, table: Sequence[int] = range(23, -1, -1)
+) -> list[Segment]:
     return [
-        Segment(slot=1, block_table=range(23, -1, -1), start=start, token_ids=prompt[start:end],
-                history=prompt[max(0, start - 3) : start], floor=floor, logits_start=0)
+        Segment(slot=1, block_table=tuple(table), start=start, token_ids=tuple(prompt[start:end]),
+                history=tuple(prompt[max(0, start - 3) : start]), floor=floor, logits_start=0)
         for start, end in chunks
     ]  # fmt: skip
 
@@ -133,3 +136,23 @@ def test_replayed_steps_give_what_launched_ones_give() -> None:
         at += count
     assert graphs.logits(segments(prompt, [(at, at + 9)], floor=0)) is None
     assert not any(operation == "decode_graphs" for operation, _ in fallback_counts())
+
+
+def test_rows_have_the_same_bits_in_any_batch_and_chunking_unless_batches_are_whole() -> None:
+    made, prompt = network(config_of_real_heads(), "cuda", torch.bfloat16), random_prompt(TOKENS + 8, seed=4)
+    alone, together = caches(made), caches(made)
+    steps = [(0, TOKENS), *((end - 1, end) for end in range(TOKENS + 1, TOKENS + 9))]
+    wanted = torch.cat([made.forward([segment], alone) for segment in segments(prompt, steps, floor=0)])
+    other, parts = tuple(random_prompt(TOKENS, seed=9)), list[Tensor]()
+    chunks = segments(
+        prompt, [(0, 70), (70, 71), (71, 207), (207, TOKENS), (TOKENS, TOKENS + 6)], floor=0, table=range(11, -1, -1)
+    )
+    for index, segment in enumerate(chunks):
+        beside = Segment(
+            slot=0, block_table=tuple(range(12, 24)), start=0, token_ids=other[: 20 + 40 * index], history=()
+        )
+        parts += [made.forward([beside, segment], together)]
+    last = segments(prompt, [(TOKENS + 6, TOKENS + 8)], floor=0, table=range(11, -1, -1))
+    replayed = DecodeGraphs(made, together).logits(last)
+    assert replayed is not None
+    assert torch.equal(torch.cat((*parts, replayed)), wanted)
