@@ -14,6 +14,7 @@ from dataclasses import asdict
 from importlib import import_module
 
 from kernel_cases.measuring import Row
+
 from whalepod.kernels.numerics import whole_batches
 
 CASES = (
