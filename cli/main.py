@@ -46,6 +46,7 @@ COMMANDS: Mapping[str, CommandEntry] = {
     "prefill": CommandEntry("rank", "prefill", "Run one prefill rank."),
     "decode": CommandEntry("rank", "decode", "Run one decode rank."),
     "status": CommandEntry("status", "status", "Show the ranks of a running cluster."),
+    "pool": CommandEntry("pool", "app", "Add ranks to a pool that serves here, take some away, replace them in turn."),
     "generate": CommandEntry("generate", "generate", "Complete a prompt, in this process or through a cluster."),
     "chat": CommandEntry("chat", "chat", "Talk to a running cluster."),
     "golden": CommandEntry("golden", "golden", "Compare the model with golden vectors."),

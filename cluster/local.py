@@ -28,6 +28,7 @@ from .child_process import SupervisedChild
 from .config import ClusterConfig
 from .embedded_redis import EmbeddedRedis, EmbeddedRedisSettings
 from .janitor import Janitor
+from .pool_control import PoolControl
 from .pools import RankPools, rank_places
 from .ray_runtime import prepare_ray_environment, start_ray, stop_ray
 from .registration import RankInfo
@@ -77,6 +78,7 @@ class LocalCluster:
         )
         self._janitor: Janitor | None = None
         self._ray_started = False
+        self._control: PoolControl | None = None
         # Ray's daemons end with the thread that started them, so it lives as long as they should.
         self._ray_thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="ray")
 
@@ -84,6 +86,11 @@ class LocalCluster:
     def config_file(self) -> Path:
         """The settings of this cluster, for its other processes and for tools."""
         return self.run_dir / "cluster.yaml"
+
+    def use(self, config: ClusterConfig) -> None:
+        """Settings that have changed while it runs."""
+        self.config = config
+        self._write_files()
 
     @property
     def http_url(self) -> str:
@@ -108,18 +115,19 @@ class LocalCluster:
         await self.router.start()
         prepare_ray_environment(self.config)
         self._ray_started = True
-        await self._on_ray_thread(
+        await self.on_ray_thread(
             lambda: start_ray(self.config, temp_dir=self.run_dir / "ray", namespace=self.run_dir.name)
         )
+        self._control = await PoolControl(self).start()
         self._say("starting ranks: " + ", ".join(place.rank_id for place in rank_places(self.config)))
-        await self._on_ray_thread(self.pools.start)
+        await self.on_ray_thread(self.pools.start)
 
     async def wait_ready(self, *, timeout_s: float = READY_TIMEOUT_S) -> None:
         """Until every rank is registered and the router is ready. Raises UnavailableError, saying what is not."""
         deadline = Deadline.after(timeout_s)
         wanted = {place.rank_id for place in rank_places(self.config)}
         told: set[RankId] = set()
-        async with self._watching_ranks() as watcher, httpx.AsyncClient(trust_env=False, verify=False) as client:
+        async with self.watching_ranks() as watcher, httpx.AsyncClient(trust_env=False, verify=False) as client:
             # Our own child on our own machine is asked how it is; its certificate is for clients.
             while True:
                 await self.raise_failure()
@@ -136,7 +144,7 @@ class LocalCluster:
 
     async def raise_failure(self) -> None:
         """Raises UnavailableError if a part of the cluster has ended for good."""
-        failures = await self._on_ray_thread(self.pools.failures)
+        failures = await self.on_ray_thread(self.pools.failures)
         for rank_id, reason in failures.items():
             raise UnavailableError(f"{rank_id} did not start: {reason}")
         if self.router.failure is not None:
@@ -145,11 +153,14 @@ class LocalCluster:
     async def stop(self, *, drain_s: float | None = None) -> None:
         """Stop what has been started, in order, whatever has failed before. Idempotent."""
         patience_s = (self.config.router.drain_seconds if drain_s is None else drain_s) + STOP_SLACK_S
+        if self._control is not None:
+            await self._control.stop()
+            self._control = None
         await self.router.stop(timeout_s=patience_s)
         if self._ray_started:
             self._ray_started = False
-            await self._on_ray_thread(lambda: self.pools.stop(timeout_s=patience_s))
-            await self._on_ray_thread(stop_ray)
+            await self.on_ray_thread(lambda: self.pools.stop(timeout_s=patience_s))
+            await self.on_ray_thread(stop_ray)
         self._ray_thread.shutdown()
         if self.redis is not None:
             await asyncio.to_thread(self.redis.stop)
@@ -158,7 +169,8 @@ class LocalCluster:
             self._janitor = None
 
     @contextlib.asynccontextmanager
-    async def _watching_ranks(self) -> AsyncGenerator[RegistryWatcher]:
+    async def watching_ranks(self) -> AsyncGenerator[RegistryWatcher]:
+        """The registry, looked at often."""
         url, secret = self.config.redis_url_or_embedded, self.config.cluster_secret()
         watcher = RegistryWatcher(redis_url=url, secret=secret, poll_s=POLL_S)
         await watcher.start()
@@ -173,7 +185,8 @@ class LocalCluster:
         except httpx.HTTPError:
             return False
 
-    async def _on_ray_thread(self, call: Callable[[], Result]) -> Result:
+    async def on_ray_thread(self, call: Callable[[], Result]) -> Result:
+        """Run what asks Ray for something."""
         return await asyncio.get_running_loop().run_in_executor(self._ray_thread, call)
 
     def _write_files(self) -> None:

@@ -13,12 +13,13 @@ import os
 import warnings
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import count
 from typing import Any
 
 from whalepod.core.ids import RankId
 from whalepod.core.logs import configure_logging
 
-from .config import ClusterConfig
+from .config import ClusterConfig, DecodeSettings, PrefillSettings
 
 log = logging.getLogger(__name__)
 
@@ -105,36 +106,70 @@ class RankPools:
         self._secret = secret
         self._actors: dict[RankId, Any] = {}
         self._serving: dict[RankId, Any] = {}
+        self._groups: dict[str, Any] = {}
+        self._replacing: set[RankId] = set()
+        self._started = count(1)
+
+    @property
+    def rank_ids(self) -> list[RankId]:
+        return list(self._actors)
 
     def start(self) -> None:
         """Reserve places and start every rank. Returns before they are ready: they register when they are."""
-        import ray  # noqa: PLC0415  Ray reads the environment when it is imported
-        from ray.util.placement_group import placement_group  # noqa: PLC0415
-        from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy  # noqa: PLC0415
+        from ray.util.placement_group import placement_group  # noqa: PLC0415  Ray reads the environment when imported
 
-        actor_class: Any = ray.remote(RankActor)
-        config_json = self._config.without_secret().model_dump_json()
-        cpus = {"prefill": self._config.prefill.cpus, "decode": self._config.decode.cpus}
         places = list(rank_places(self._config))
         for pool in dict.fromkeys(place.pool for place in places):
             in_pool = [place for place in places if place.pool == pool]
-            group = placement_group([{"CPU": cpus[pool]}] * len(in_pool), strategy="PACK")
+            cpus = _settings_of(self._config, pool).cpus
+            self._groups[pool] = placement_group([{"CPU": cpus}] * len(in_pool), strategy="PACK")
             for place in in_pool:
-                strategy = PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=place.index)
-                actor = actor_class.options(
-                    name=place.rank_id,
-                    num_cpus=cpus[pool],
-                    scheduling_strategy=strategy,
-                    max_restarts=-1,
-                    max_task_retries=-1,
-                ).remote(config_json, self._secret, place)
-                self._actors[place.rank_id] = actor
-                self._serving[place.rank_id] = actor.serve.remote()
+                self.start_rank(place)
+
+    def start_rank(self, place: RankPlace, config: ClusterConfig | None = None) -> None:
+        """Start a rank that is not there, in its reserved place; one beyond those has none. `config`: what it is told,
+        if not what the others were."""
+        import ray  # noqa: PLC0415
+        from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy  # noqa: PLC0415
+
+        config = config or self._config
+        cpus = _settings_of(config, place.pool).cpus
+        actor_class: Any = ray.remote(RankActor)
+        options: dict[str, Any] = {"num_cpus": cpus if config.ray.address is not None else 0}
+        if place.index < _settings_of(self._config, place.pool).replicas:
+            group = self._groups[place.pool]
+            strategy = PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=place.index)
+            options = {"num_cpus": cpus, "scheduling_strategy": strategy}
+        actor = actor_class.options(
+            name=f"{place.rank_id}/{next(self._started)}", max_restarts=-1, max_task_retries=-1, **options
+        ).remote(config.without_secret().model_dump_json(), self._secret, place)
+        self._actors[place.rank_id] = actor
+        self._serving[place.rank_id] = actor.serve.remote()
+
+    def ask_to_stop(self, rank_id: RankId) -> None:
+        """Let a rank drain and end. That is no failure of it."""
+        self._replacing.add(rank_id)
+        self._actors[rank_id].stop.remote()
+
+    def has_ended(self, rank_id: RankId) -> bool:
+        return bool(_wait([self._serving[rank_id]], timeout_s=0)[0])
+
+    def forget(self, rank_id: RankId) -> None:
+        """End what is left of a rank, and free its place."""
+        import ray  # noqa: PLC0415
+
+        ray.kill(self._actors.pop(rank_id), no_restart=True)
+        self._serving.pop(rank_id)
+        self._replacing.discard(rank_id)
 
     def failures(self) -> dict[RankId, str]:
         """Ranks that ended for good, and why."""
         ended, _ = _wait(list(self._serving.values()), timeout_s=0)
-        return {rank_id: _reason(reference) for rank_id, reference in self._serving.items() if reference in ended}
+        return {
+            rank_id: _reason(reference)
+            for rank_id, reference in self._serving.items()
+            if reference in ended and rank_id not in self._replacing
+        }
 
     def stop(self, *, timeout_s: float) -> None:
         """Ask every rank to drain, and wait for that at most so long. Leaving Ray ends what is left.
@@ -144,6 +179,10 @@ class RankPools:
         for actor in self._actors.values():
             actor.stop.remote()
         _wait(list(self._serving.values()), timeout_s=timeout_s)
+
+
+def _settings_of(config: ClusterConfig, pool: str) -> PrefillSettings | DecodeSettings:
+    return config.prefill if pool == "prefill" else config.decode
 
 
 def _wait(references: list[Any], *, timeout_s: float) -> tuple[list[Any], list[Any]]:
