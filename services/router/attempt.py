@@ -120,11 +120,13 @@ class Attempt:
             self._leave()
 
     async def _next_item(self, deadline: Deadline) -> object:
+        if deadline.expired:  # a slow reader may have left so much here that nothing needs to be waited for
+            raise _too_late()
         try:
             async with asyncio.timeout(deadline.remaining_s()):
                 return await self._inbox.get()
         except TimeoutError:
-            raise DeadlineError("the request's deadline passed before it was done") from None
+            raise _too_late() from None
 
     def _handle(self, item: object) -> list[Progress]:
         match item:
@@ -221,6 +223,10 @@ class Attempt:
         self._finish_prefill_claim()
         self._legs.work.end()
         self._legs.decode_claim.release()
+
+
+def _too_late() -> DeadlineError:
+    return DeadlineError("the request's deadline passed before it was done")
 
 
 def _as_ours(error: ServingError) -> ServingError:

@@ -1,5 +1,5 @@
-"""The HTTP parser with bounds on the head of a request, which uvicorn leaves open: how long it may be, how long it may
-take. A client that keeps to neither is told so, as far as it listens, and hung up on."""
+"""The HTTP parser with bounds that uvicorn leaves open: how long the head of a request may be, how long it may take,
+and how long an answer waits for a client that does not read. A client that keeps to none of them is hung up on."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ from .http_headers import HEADER_BYTES_MAX
 HEAD_BYTES_MAX = 2 * HEADER_BYTES_MAX
 """Of a head that is not complete. One that is gets judged, and answered, by `HeaderMiddleware`."""
 HEAD_SECONDS_MAX = 30.0
+STALL_SECONDS_MAX = 60.0
+"""How long a client may leave its answer unread, once all buffers are full. Until then it holds its place here."""
 
 
 class BoundedHttpProtocol(HttpToolsProtocol):
@@ -22,6 +24,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         super().__init__(*args, **named)
         self._head_bytes = 0
         self._head_timer: asyncio.TimerHandle | None = None
+        self._stall_timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
         super().connection_made(transport)
@@ -29,6 +32,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_waiting()
+        self._note_reading()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -45,6 +49,20 @@ class BoundedHttpProtocol(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         self._stop_waiting()
         super().on_headers_complete()
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        # What is buffered would wait for the client too, so it is dropped.
+        self._stall_timer = asyncio.get_running_loop().call_later(STALL_SECONDS_MAX, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        self._note_reading()
+        super().resume_writing()
+
+    def _note_reading(self) -> None:
+        if self._stall_timer is not None:
+            self._stall_timer.cancel()
+            self._stall_timer = None
 
     def _await_head(self) -> None:
         self._stop_waiting()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from contextlib import aclosing
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from whalepod.core.errors import (
     AuthenticationError,
     CapacityError,
     ContextLengthError,
+    DeadlineError,
     InternalError,
     InvalidFieldError,
     ServingError,
@@ -29,6 +31,9 @@ from whalepod.core.errors import (
     UnavailableError,
     WorkerLostError,
 )
+from whalepod.engine.interface import Fidelity
+from whalepod.engine.sampling_params import SamplingParams
+from whalepod.services.router.tenancy import Principal
 
 LONG = [400 + index % 90 for index in range(100)]
 SHORT = LONG[:5]
@@ -214,3 +219,20 @@ async def test_a5_a_decode_rank_that_refuses_for_good_releases_the_prefill_rank_
         assert (await failure_of(router, LONG))[0] == 400
         await until(lambda: prefill.running == 0, timeout_s=1.0)
     await check_nothing_is_left(router, decode, prefill)
+
+
+async def test_a_reader_that_is_slow_gets_nothing_after_the_deadline(
+    router: RouterUnderTest, decode: FakeDecode
+) -> None:
+    """Though all of the answer has come and waits for it."""
+    caller = router.front.caller(Principal("t"), timeout_s=0.5)
+    sampling = SamplingParams(temperature=0, max_tokens=9)
+    (job,) = await router.front.jobs(caller, SHORT, sampling, fidelity=Fidelity.FAST)
+    async with aclosing(router.front.run(job, caller)) as progress:
+        await anext(progress)
+        await until(lambda: not decode.live)
+        while not caller.deadline.expired:
+            await asyncio.sleep(0.05)
+        with pytest.raises(DeadlineError):
+            await anext(progress)
+    await check_nothing_is_left(router, decode)

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import suppress
 
 import pytest
 
-from tests.services.router.router_under_test import RouterUnderTest
+from tests.services.router.router_under_test import RouterUnderTest, serving, until
 from whalepod.services.router import http_body, http_protocol
 from whalepod.services.router.http_headers import HEADER_BYTES_MAX
+from whalepod.services.router.http_stream import EventStream
 
 
 async def answer_to(router: RouterUnderTest, *pieces: bytes) -> str:
@@ -55,3 +58,28 @@ async def test_a_body_that_never_comes_is_not_waited_for(
     answer = await answer_to(router, head + b"content-length: 100\r\n\r\n{")
     assert answer.startswith("HTTP/1.1 408")
     assert "request_timeout" in answer
+
+
+async def test_a_client_that_does_not_read_is_hung_up_on_and_its_answer_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http_protocol, "STALL_SECONDS_MAX", 0.2)
+    sent: list[int] = []
+    ended = asyncio.Event()
+
+    async def endless() -> AsyncGenerator[bytes, None]:
+        try:
+            while True:
+                sent.append(1 << 16)
+                await asyncio.sleep(0)
+                yield b"x" * sent[-1]
+        finally:
+            ended.set()
+
+    async with serving(EventStream(b"x", endless())) as port:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=1024)
+        writer.write(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n")
+        await until(ended.is_set)
+        assert sum(sent) < 1 << 26, "what is buffered is bounded"
+        with suppress(ConnectionError):
+            while await reader.read(1 << 20):
+                pass
+        writer.close()
