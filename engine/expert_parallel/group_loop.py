@@ -25,6 +25,9 @@ from .transport import GroupBrokenError, Transport
 
 log = logging.getLogger(__name__)
 
+ROUNDS_WAITED_FOR = 2
+"""A rank that has had no job for so many rounds has nothing to do."""
+
 Held = Mapping[str, Sequence[int]]
 """The expert in each slot of a rank, by layer prefix."""
 
@@ -69,7 +72,10 @@ class LoopOptions:
     slots_per_rank: Mapping[str, int]
     """By prefix, in a complete group."""
     grace_s: float = 0.005
-    """How long a rank that has just worked is waited for before it takes part without rows."""
+    """How long a rank that has just worked is waited for, at least, before it takes part without rows."""
+    grace_share: float = 0.5
+    """The same as a share of the last round: ranks that worked in turn would cost as many rounds as there are."""
+    grace_s_max: float = 0.25
     group: GroupOptions | None = None
     rebalancing: RebalanceOptions | None = None
 
@@ -118,7 +124,9 @@ class GroupLoop:
         self._reform = False
         self._awake_until = 0
         self._round = 0
-        self._worked = False
+        self._rounds_without_job = ROUNDS_WAITED_FOR
+        self._round_s = 0.0
+        """What the last round took."""
         self._formed: Formed | None = None
         self._group: ExpertGroup | None = None
         self._rebalancer: Rebalancer | None = None
@@ -258,12 +266,14 @@ class GroupLoop:
         job = self._next_job(group)
         if self._stopping:
             raise GroupBrokenError("this rank is stopping")
+        started_s = self._clock.monotonic_s()
         try:
             agreement = group.round(job, staged_layers=rebalancer.staged_layers, reform=self._reform)
         except GroupBrokenError:
             if job is not None and job.undo is not None:
                 job.undo()
             raise
+        self._round_s = self._clock.monotonic_s() - started_s
         self._after(agreement, job)
         rebalancer.after(agreement)
         self._note(reforms=self.state.reforms)
@@ -272,7 +282,7 @@ class GroupLoop:
     def _after(self, agreement: Agreement, job: Job | None) -> None:
         with self._changed:
             self._round += 1
-            self._worked = job is not None
+            self._rounds_without_job = 0 if job is not None else self._rounds_without_job + 1
             if not agreement.idle:
                 self._awake_until = max(self._awake_until, self._round + 1)
             if job is not None:
@@ -283,8 +293,8 @@ class GroupLoop:
         with self._changed:
             due = self._round + 1
             if self._awake_until >= due:
-                if self._worked:
-                    self._changed.wait_for(lambda: self._job or self._stopping, timeout=self._options.grace_s)
+                if self._rounds_without_job < ROUNDS_WAITED_FOR:
+                    self._changed.wait_for(lambda: self._job or self._stopping, timeout=self._grace_s())
                 return self._job
             while not (self._job or self._stopping or self._reform or self._awake_until >= due):
                 self._changed.wait()
@@ -296,6 +306,10 @@ class GroupLoop:
                 self._awake_until = due
                 self._membership.wake(formed.epoch, due)
             return self._job
+
+    def _grace_s(self) -> float:
+        options = self._options
+        return min(max(options.grace_s, options.grace_share * self._round_s), options.grace_s_max)
 
     def _finish(self, job: Job, error: Exception | None) -> None:
         job.error = error

@@ -32,6 +32,7 @@ from whalepod.model.projection import Weights as Tensors
 from whalepod.model.routed_experts import stack_experts
 from whalepod.rpc.group.v1 import group_pb2, group_pb2_grpc
 
+STEPS = 12
 SECRET = ClusterSecret(b"a secret of a test cluster")
 OPTIONS = MembershipOptions(
     start_patience_s=20.0, gather_patience_s=1.0, pause_s=0.02, watch_interval_s=0.05, hung_after_s=0.5,
@@ -195,3 +196,17 @@ def test_a_signature_covers_every_field_and_the_kind_of_the_message() -> None:
     other = group_pb2.ProbeRequest(signature=request.signature)
     with pytest.raises(AuthenticationError):
         verify_or_raise(other, SECRET, SYSTEM_CLOCK)
+
+
+async def test_ranks_that_work_on_end_up_in_the_same_rounds(ports: list[int]) -> None:
+    """Each comes back for its next step a little after the last one; taking turns would cost a round for each rank."""
+
+    def work(rank: Rank, delay_s: float) -> None:
+        for _ in range(STEPS):
+            rank.loop.run(Job(rows=1, call=lambda: threading.Event().wait(0.05)))
+            threading.Event().wait(delay_s)
+
+    async with pool(3, ports) as ranks:
+        delays = zip(ranks, (0.01, 0.015, 0.02), strict=True)
+        await asyncio.gather(*(asyncio.to_thread(work, rank, delay_s) for rank, delay_s in delays))
+        assert max(rank.loop.state.dummy_passes for rank in ranks) <= STEPS // 3
