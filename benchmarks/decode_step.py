@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -155,8 +155,10 @@ _GRAPHS: list[torch.cuda.CUDAGraph] = []
 
 
 def _layer_time(profiler: profile) -> LayerTime:
+    recorded = profiler.profiler
+    assert recorded is not None and recorded.kineto_results is not None, "nothing was recorded"
     events = sorted(
-        ((e.start_ns(), e.duration_ns(), e.name()) for e in profiler.profiler.kineto_results.events()
+        ((e.start_ns(), e.duration_ns(), e.name()) for e in recorded.kineto_results.events()
          if e.device_type() == torch.autograd.DeviceType.CUDA and e.duration_ns() > 0),
     )  # fmt: skip
     each = len(events) // REPLAYS
@@ -164,7 +166,7 @@ def _layer_time(profiler: profile) -> LayerTime:
     spans = [part[-1][0] + part[-1][1] - part[0][0] for part in replays]
     busy = [sum(duration for _, duration, _ in part) for part in replays]
     middle = sorted(range(len(spans)), key=lambda index: spans[index])[len(spans) // 2]
-    kernels: Counter[str] = Counter()
+    kernels: defaultdict[str, float] = defaultdict(float)
     for _, duration, name in replays[middle]:
         kernels[_short(name)] += duration / 1e3
     return LayerTime(spans[middle] / 1e3, 1 - busy[middle] / spans[middle], dict(kernels))

@@ -65,13 +65,14 @@ def main() -> None:
             logits_start=end - 1 if end >= prompt else None,
         )
 
+    logits = torch.empty(0)
     started_s = time.perf_counter()
     for start in range(0, prompt, options.chunk):
         with whole_batches():
             logits = network.forward([segment(start, min(start + options.chunk, prompt))], held)
     torch.cuda.synchronize()
     prefill_s = time.perf_counter() - started_s
-    assert bool(logits.isfinite().all()), "logits are no numbers"
+    assert len(logits) and bool(logits.isfinite().all()), "logits are no numbers"
     graphs = DecodeGraphs(network, held)
     steps: list[float] = []
     for position in range(prompt, options.tokens):

@@ -13,6 +13,7 @@ import logging
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -77,7 +78,7 @@ class DecodeGraphs:
         # More of a sequence would overwrite window records that its first row sees.
         self._rows_max = min(GROUP_ROWS_MAX, caches.ring_rows - network.config.window + 1)
         self._recordings: OrderedDict[tuple[PlanShape, bool], _Recording] = OrderedDict()
-        self._pool: tuple[int, int] | None = None
+        self._pool: Any = None
 
     @classmethod
     def can_hold(cls, network: Network, caches: Caches) -> bool:

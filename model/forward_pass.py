@@ -68,6 +68,8 @@ class ForwardPass:
     taps: list[Tensor] = field(default_factory=list)
     """Mean streams [rows, D] at the input of each target layer of the drafter so far."""
     angles: dict[bool, RotaryAngles] = field(default_factory=dict)
+    entry_angles: dict[int, RotaryAngles] = field(default_factory=dict)
+    """By ratio of a KV source, where records stay packed."""
     decoded_index_keys: dict[int, list[Tensor]] = field(default_factory=dict)
 
     @property

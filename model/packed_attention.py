@@ -57,7 +57,7 @@ def put_records(
 def write_entries(writer: GlobalKvWriter, x: Tensor, run: ForwardPass) -> None:
     """x [rows, D], the normalised input of a KV source."""
     plan, caches = packed_plan(run).entries[writer.ratio], run.caches
-    angles = RotaryAngles.at(plan.positions, run.frequencies[True])
+    angles = _entry_angles(run, writer.ratio)
     raw = writer.compressor(x, out_dtype=torch.float32)
     ring = caches.groups[writer.layer].flatten(0, 1).flatten(1) if plan.earlier is not None else None
     write_global_entries(
@@ -76,6 +76,16 @@ def write_entries(writer: GlobalKvWriter, x: Tensor, run: ForwardPass) -> None:
     )
     if ring is not None:
         keep_raw_rows(raw, plan.raw_places, ring)
+
+
+def _entry_angles(run: ForwardPass, ratio: int) -> RotaryAngles:
+    """Of the first positions of the groups that end with the rows; all sources of a ratio ask for the same."""
+    if ratio == 1:
+        return run.rotary(compressed=True)
+    if ratio not in run.entry_angles:
+        positions = packed_plan(run).entries[ratio].positions
+        run.entry_angles[ratio] = RotaryAngles.at(positions, run.frequencies[True])
+    return run.entry_angles[ratio]
 
 
 def select(indexer: Indexer, x: Tensor, latent: Tensor, run: ForwardPass) -> PackedSelection:

@@ -37,15 +37,15 @@ def _measure(sequences: int, entries: int) -> Iterator[Row]:
     names = ("queries", "weights", "keys", "tables", "segments", "visible")
     arguments = [given[name] for name in names]
     sizes = {"block": BLOCK, "entries_per_block": given["entries_per_block"]}
-    ours, seen = candidate_scores(*arguments, blocks, **sizes)
+    ours, seen = candidate_scores(*[*arguments, blocks], **sizes)
     some = [value[:4] if name in ("queries", "weights", "segments", "visible") else value
             for name, value in zip(names, arguments, strict=True)]  # fmt: skip
-    wanted = reference.candidate_scores(*some, blocks[:4], **sizes)
+    wanted = reference.candidate_scores(*[*some, blocks[:4]], **sizes)
     there = torch.arange(ours.shape[1], device="cuda") < seen[:4, None]
     yield row(
         "candidate scores",
         shape,
-        graph_us(lambda: candidate_scores(*arguments, blocks, **sizes)),
+        graph_us(lambda: candidate_scores(*[*arguments, blocks], **sizes)),
         bytes=count * TOP_BLOCKS * BLOCK * (68 + 4),
         flops=count * TOP_BLOCKS * BLOCK * HEADS * WIDTH * 2,
         flops_per_s=FP8_FLOPS,
