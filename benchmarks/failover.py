@@ -17,6 +17,7 @@ import json
 import os
 import platform
 import signal
+import sys
 import tempfile
 from collections import Counter
 from collections.abc import Sequence
@@ -47,6 +48,7 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=48)
     parser.add_argument("--victims", default="decode-0,prefill-0,redis")
     options = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # what was started is ended
     victims: list[str] = options.victims.split(",")
     print(f"machine: {platform.machine()}, {os.cpu_count()} cores; whalepod serve, 2 prefill and 2 decode ranks")
     asked = streams(options.streams, tokens=options.tokens)

@@ -16,6 +16,8 @@ import asyncio
 import json
 import os
 import platform
+import signal
+import sys
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -45,6 +47,7 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=2000, help="of each closed loop")
     parser.add_argument("--active", type=int, default=400, help="streams that are active while others are measured")
     options = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # what was started is ended
     print(f"machine: {platform.machine()}, {os.cpu_count()} cores for client, stubs and router together")
     figures: dict[str, float | None] = {}
     with tempfile.TemporaryDirectory(prefix="router-") as directory:
