@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from array import array
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping
-from contextlib import aclosing, asynccontextmanager
+from collections.abc import AsyncGenerator, AsyncIterator, Generator, Mapping
+from contextlib import aclosing, asynccontextmanager, contextmanager
 from dataclasses import replace
 from typing import Any, NoReturn
 
@@ -17,6 +18,7 @@ from whalepod.cluster.error_codes import status_of_error
 from whalepod.cluster.grpc_options import server_options
 from whalepod.cluster.tls import ServerTls
 from whalepod.cluster.wire import FINISH_REASONS, fidelity_from_proto, sampling_from_proto
+from whalepod.core.clock import Deadline
 from whalepod.core.errors import ConfigError, InternalError, InvalidFieldError, ServingError
 from whalepod.core.ids import mint_request_id
 from whalepod.core.tracing import span
@@ -45,6 +47,9 @@ from .usage_log import UsageLog
 log = logging.getLogger(__name__)
 
 SERVICE_NAME = router_pb2.DESCRIPTOR.services_by_name["RouterService"].full_name
+
+UNREAD_SECONDS_MAX = 5.0
+"""How long after its deadline a call may still wait for its client to read."""
 
 Context = grpc.aio.ServicerContext[Any, Any]
 
@@ -175,10 +180,9 @@ class RouterServicer(router_pb2_grpc.RouterServiceServicer):
             await context.send_initial_metadata(((REQUEST_ID_HEADER, record.request_id),))
             principal = self._authenticator.principal(headers)
             record.note_principal(principal)
-            yield (
-                self._front.caller(principal, timeout_s=context.time_remaining(), traceparent=record.traceparent),
-                record,
-            )
+            caller = self._front.caller(principal, timeout_s=context.time_remaining(), traceparent=record.traceparent)
+            with _until_given_up(caller.deadline):
+                yield caller, record
         except ServingError as error:
             record.end_with_error(error)
             await _abort(context, error)
@@ -225,6 +229,19 @@ class GrpcFront:
 
     async def stop(self, *, grace_s: float) -> None:
         await self._server.stop(grace_s)
+
+
+@contextmanager
+def _until_given_up(deadline: Deadline) -> Generator[None, None, None]:
+    """Cancels the call a while after its deadline: while it waits for its client to read, nothing else would end it."""
+    call = asyncio.current_task()
+    assert call is not None
+    seconds = deadline.remaining_s() + UNREAD_SECONDS_MAX
+    timer = asyncio.get_running_loop().call_later(seconds, call.cancel)
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 def _headers(context: Context) -> Mapping[str, str]:

@@ -30,6 +30,8 @@ from whalepod.engine.grammar.spec import GrammarKind, GrammarSpec
 from whalepod.engine.interface import Fidelity, FinishReason
 from whalepod.engine.sampling_params import SamplingParams
 from whalepod.model.tiny_checkpoint import shipped_tokenizer
+from whalepod.rpc.router.v1 import router_pb2, router_pb2_grpc
+from whalepod.services.router import grpc_front
 
 TOKENIZER = shipped_tokenizer()
 LONG = [400 + index % 90 for index in range(100)]
@@ -254,3 +256,23 @@ async def test_a_user_shares_prefixes_with_itself_alone(client: AsyncClient, dec
     assert len(set(salts)) == 3
     with pytest.raises(InvalidFieldError, match="user"):
         await client.generate(LONG[:5], max_tokens=1, user="u" * 1025)
+
+
+async def test_a_stream_that_nobody_reads_gives_its_place_back(
+    model_dir: Path, decode: FakeDecode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(grpc_front, "UNREAD_SECONDS_MAX", 0.1)
+    limits = {"request_timeout_seconds": 2.0, "queue_timeout_seconds": 0.5}
+    async with (
+        running_router(model_dir, [decode], prefill_replicas=0, **limits) as router,
+        grpc.aio.insecure_channel(router.grpc_address, options=[("grpc.http2.bdp_probe", 0)]) as channel,
+    ):
+        request = router_pb2.GenerateRequest(text="Hello")
+        request.sampling.max_tokens = 4000
+        stub: Any = router_pb2_grpc.RouterServiceStub(channel)
+        call = stub.GenerateStream(request)
+        await call.read()
+        await until(lambda: not decode.live)
+        assert router.front.admission.running == 1, "the answer waits to be read"
+        await until(lambda: router.front.admission.running == 0)
+        call.cancel()
