@@ -68,12 +68,12 @@ class RunningCluster:
         raise TimeoutError(f"not whole after {WHOLE_S:.0f} s: {names}")
 
     def blocks_in_use(self, name: str) -> int:
-        """KV blocks that somebody holds on a rank: total less free, idle cached ones being free."""
+        """KV blocks that somebody holds on a rank: idle cached ones are free."""
         metrics = httpx.get(
             f"http://127.0.0.1:{self.port_of(name) + METRICS_PORT_OFFSET}/metrics", trust_env=False
         ).text
-        values = dict(re.findall(r"^whalepod_rank_blocks_(\w+) (\S+)$", metrics, flags=re.M))
-        return int(float(values["total"]) - float(values["free"]))
+        (used,) = re.findall(r"^whalepod_rank_kv_blocks_used (\S+)$", metrics, flags=re.M)
+        return int(float(used))
 
 
 @contextmanager
