@@ -34,10 +34,8 @@ def commit_tokens(
     sequence: Sequence, said: Said, *, guide: Guide, publisher: Publisher
 ) -> tuple[Ordered[SampledToken], End]:
     """The tokens that a request now has, and what ends it. What was drawn behind the end is dropped."""
-    if not isinstance(said[-1], ServingError):  # nor is any before it
-        drawn = cast(tuple[SampledToken, ...], said)
-        if _try_all(sequence, [token.id for token in drawn], publisher.block_tokens):
-            return drawn, None
+    if (drawn := _try_all(sequence, said, publisher.block_tokens)) is not None:
+        return drawn, None
     before, tokens = sequence.output_tokens, list[SampledToken]()
     for token in said:
         if tokens:  # whose row is computed
@@ -55,13 +53,17 @@ def commit_tokens(
     return tokens, None
 
 
-def _try_all(sequence: Sequence, token_ids: list[int], block_tokens: int) -> bool:
+def _try_all(sequence: Sequence, said: Said, block_tokens: int) -> Ordered[SampledToken] | None:
     """Take all of them at once if they end nothing and the rows of all but the last fill no block, as nearly always."""
-    rows = len(token_ids) - 1
+    rows = len(said) - 1
     if sequence.grammar is not None or sequence.computed % block_tokens + rows >= block_tokens:
-        return False
+        return None
+    if isinstance(said[-1], ServingError):  # if any is, the last is
+        return None
+    drawn = cast(tuple[SampledToken, ...], said)
+    token_ids = [token.id for token in drawn]
     if not sequence.finish_rule.passes(token_ids, output_tokens=sequence.output_tokens):
-        return False
+        return None
     sequence.computed += rows
     sequence.extend(token_ids)
-    return True
+    return drawn

@@ -335,8 +335,10 @@ class Engine:
             return
         sequence.computed += planned.end - planned.start
         self._publisher.commit_rows(sequence)
-        branching.fork(sequence, self._publisher)
-        self._report.prompt_scores(sequence)
+        if sequence.followers:
+            branching.fork(sequence, self._publisher)
+        if sequence.prompt_scores is not None:
+            self._report.prompt_scores(sequence)
         if sequence.rows_pending:
             return
         if result is None:
@@ -348,7 +350,8 @@ class Engine:
             if tokens:
                 sequence.advance(Phase.DECODING)
                 self._report.tokens(sequence, tokens)
-            self._end_if(sequence, end)
+            if end is not None:
+                self._end_if(sequence, end)
 
     def _rows_done(self, sequence: Sequence) -> None:
         """The hand-off of a prompt without a token is due."""

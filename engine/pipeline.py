@@ -103,14 +103,17 @@ class Pipeline:
     def _launched(self, planned: PlannedRows) -> LaunchedRows:
         sequence = planned.sequence
         assert sequence.slot is not None
-        return LaunchedRows(
-            sequence=sequence,
-            slot=sequence.slot,
-            segment=segment_of(planned, self._config),
-            draws=planned.draws,
-            guided=planned.draws and sequence.grammar is not None,
-            drafts_max=planned.drafts,
-            draft_start=draft_start(sequence, self._config),
+        guided = planned.draws and sequence.grammar is not None
+        return (
+            LaunchedRows(  # by place, like all that is made for each sequence in each step: names take twice the time
+                sequence,
+                sequence.slot,
+                segment_of(planned, self._config),
+                planned.draws,
+                guided,
+                planned.drafts,
+                draft_start(sequence, self._config),
+            )
         )
 
     def _guide_first(self) -> None:
@@ -143,14 +146,15 @@ def segment_of(planned: PlannedRows, config: ModelConfig) -> Segment:
         history = sequence.tokens[max(0, start - config.engram_max_ngram_size + 1) : start]
     else:  # the device knows both
         token_ids, history = (UNKNOWN_ID,), ()
+    logits_start = planned.end - 1 if planned.draws else None
     return Segment(
-        slot=sequence.slot.index,
-        block_table=sequence.blocks,
-        start=start,
-        token_ids=token_ids,
-        history=history,
-        floor=sequence.floor,
-        window_start=sequence.window_start,
-        write_start=sequence.write_start,
-        logits_start=planned.end - 1 if planned.draws else None,
+        sequence.slot.index,
+        sequence.blocks,
+        start,
+        token_ids,
+        history,
+        sequence.floor,
+        sequence.window_start,
+        sequence.write_start,
+        logits_start,
     )

@@ -32,9 +32,7 @@ class Report:
 
     def tokens(self, sequence: Sequence, tokens: Ordered[SampledToken]) -> None:
         request = sequence.request
-        self._events.append(
-            TokensEvent(request.request_id, request.attempt, tuple(tokens), cached_tokens=sequence.cached_tokens)
-        )
+        self._events.append(TokensEvent(request.request_id, request.attempt, tuple(tokens), sequence.cached_tokens))
 
     def prompt_scores(self, sequence: Sequence) -> None:
         """Of the rows that are computed, if they were asked for."""

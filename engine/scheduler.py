@@ -169,8 +169,10 @@ def _rows(sequence: Sequence, start: int, end: int, new_blocks: int = 0, drafts:
 
 def _blocks_missing(sequence: Sequence, rows: int, limits: StepLimits) -> int:
     """For so many rows, wherever the drafts in flight put the last of them."""
-    end = min(rows + sequence.drafts_in_flight, sequence.tokens_max)
-    return max(0, -(-end // limits.block_tokens) - len(sequence.blocks))
+    end = rows + sequence.drafts_in_flight
+    if end <= len(sequence.blocks) * limits.block_tokens:
+        return 0
+    return max(0, -(-min(end, sequence.tokens_max) // limits.block_tokens) - len(sequence.blocks))
 
 
 def _latest(holding: Ordered[Sequence], preempted: list[Sequence]) -> Sequence:
