@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
 from typing import cast
 
-from redis.exceptions import RedisError
+from redis.exceptions import RedisError, ResponseError
 
 from whalepod.core.clock import SYSTEM_CLOCK, Clock
 from whalepod.core.credentials import ClusterSecret
@@ -27,6 +27,7 @@ from .registration_store import (
     read_registrations,
     registration_key,
     remove_registrations,
+    remove_strangers,
     verified_ranks,
 )
 
@@ -83,15 +84,23 @@ class Registrar:
         async with self._beat_lock:
             me = replace(self._describe(), time_unix_ms=self._clock.unix_ms())
             try:
-                pipe = self._redis.pipeline(transaction=False)
-                pipe.set(registration_key(me.rank_id), sign_registration(me, self._secret), get=True)
-                pipe.sadd(INDEX_KEY, me.rank_id)
-                before = (await pipe.execute())[0]
+                try:
+                    before = await self._write(me)
+                except ResponseError:
+                    await remove_strangers(self._redis, me.rank_id)
+                    before = await self._write(me)
             except (RedisError, OSError, TimeoutError) as error:
                 log.debug("registry: heartbeat failed: %s", error)
                 return False
         self._warn_of_namesake(me, before)
         return True
+
+    async def _write(self, me: RankInfo) -> bytes | None:
+        """Returns what was there before."""
+        pipe = self._redis.pipeline(transaction=False)
+        pipe.set(registration_key(me.rank_id), sign_registration(me, self._secret), get=True)
+        pipe.sadd(INDEX_KEY, me.rank_id)
+        return (await pipe.execute())[0]
 
     async def stop(self) -> None:
         """Leave: routers stop placing here within one poll."""

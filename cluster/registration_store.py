@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Awaitable, Mapping
 from dataclasses import dataclass
 from typing import cast
@@ -14,6 +15,8 @@ from whalepod.core.errors import AuthenticationError
 from whalepod.core.ids import RankId
 
 from .registration import RankInfo, open_registration
+
+log = logging.getLogger(__name__)
 
 INDEX_KEY = b"{whalepod:ranks}"
 """A set of the names of all ranks. The braces put it and the registrations into one Redis Cluster slot."""
@@ -61,6 +64,14 @@ async def remove_registrations(client: aioredis.Redis, names: set[str] | set[Ran
     if names:
         await client.delete(*(registration_key(name) for name in names))
         await cast("Awaitable[int]", client.srem(INDEX_KEY, *names))
+
+
+async def remove_strangers(client: aioredis.Redis, rank_id: RankId) -> None:
+    """Whatever is no registration, or no set of names, where the rank's own belong: nothing could be written there."""
+    for key, kind in ((registration_key(rank_id), b"string"), (INDEX_KEY, b"set")):
+        if await client.type(key) not in (kind, b"none"):
+            log.warning("registry: %s holds something else and is removed", key.decode())
+            await client.delete(key)
 
 
 async def read_registrations(client: aioredis.Redis) -> dict[str, bytes]:

@@ -158,6 +158,20 @@ async def test_heartbeats_keep_a_registration_alive(redis_server: EmbeddedRedis)
     await rank.stop()
 
 
+@pytest.mark.parametrize("key", [registration_key(DECODE.rank_id), INDEX_KEY], ids=["registration", "index"])
+async def test_what_is_no_registration_does_not_keep_a_rank_out(redis_server: EmbeddedRedis, key: bytes) -> None:
+    rank = registrar(redis_server, DECODE, heartbeat_s=1000)
+    await rank.start()
+    async with aioredis.Redis.from_url(url_of(redis_server)) as client:
+        await client.delete(key)
+        await client.hset(key.decode(), "of another type", "x")  # type: ignore[misc]
+    assert await rank.announce()
+    async with watching(redis_server, Probes()) as watcher:
+        await watcher.poll()
+        assert DECODE.rank_id in watcher.ranks
+    await rank.stop()
+
+
 async def test_a_restarted_rank_is_followed_to_its_new_port(redis_server: EmbeddedRedis) -> None:
     first = registrar(redis_server, DECODE)
     await first.start()
