@@ -209,6 +209,6 @@ class DecodeServicer(decode_pb2_grpc.DecodeServiceServicer):
 def _break_off_if_failed(reader: asyncio.Task[None], stream: RouterStream) -> None:
     """A bug in handling one message must not leave a stream that nobody reads."""
     error = None if reader.cancelled() else reader.exception()
-    if error is not None:
+    if error is not None and not stream.broken:  # else it only noticed that the stream is over
         log.error("a router's message could not be handled", exc_info=error)
         stream.break_off(InternalError("a message could not be handled"))

@@ -242,13 +242,16 @@ async def test_a_router_that_has_no_more_to_say_still_hears_the_end(redis_port: 
         await stream.listening
 
 
-async def test_a_ticket_that_cannot_be_parsed_ends_the_stream_with_a_status(redis_port: int) -> None:
+async def test_a_ticket_that_cannot_be_parsed_ends_the_stream_with_a_status(
+    redis_port: int, caplog: pytest.LogCaptureFixture
+) -> None:
     async with decode_rank(redis_port) as (_, router, stream):
         mac = router.ticket(prompt_of(5)).mac
         stream.send_start(common_pb2.SignedTicket(ticket=b"\xff\xff", mac=mac))
         with pytest.raises(grpc.aio.AioRpcError) as refusal:
             await stream.listening
     assert refusal.value.code() is grpc.StatusCode.UNAUTHENTICATED
+    assert "could not be handled" not in caplog.text, "a stranger fills no log with errors of ours"
 
 
 async def test_a_draining_rank_finishes_its_streams_and_refuses_newcomers(redis_port: int) -> None:
