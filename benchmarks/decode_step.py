@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch._C._autograd import DeviceType  # torch.autograd has it without exporting it
 from torch.profiler import ProfilerActivity, profile
 
 from whalepod.kernels.fallbacks import fallback_counts
@@ -159,7 +160,7 @@ def _layer_time(profiler: profile) -> LayerTime:
     assert recorded is not None and recorded.kineto_results is not None, "nothing was recorded"
     events = sorted(
         ((e.start_ns(), e.duration_ns(), e.name()) for e in recorded.kineto_results.events()
-         if e.device_type() == torch.autograd.DeviceType.CUDA and e.duration_ns() > 0),
+         if e.device_type() == DeviceType.CUDA and e.duration_ns() > 0),
     )  # fmt: skip
     each = len(events) // REPLAYS
     replays = [events[index * each : (index + 1) * each] for index in range(1, REPLAYS)]

@@ -10,7 +10,7 @@ Where that is not promised (`fidelity=fast`), `whole_batches` makes one tile of 
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 
 import torch
@@ -30,7 +30,7 @@ _tiling = _Tiling()
 
 
 @contextmanager
-def whole_batches(on: bool = True) -> Iterator[None]:
+def whole_batches(on: bool = True) -> Generator[None]:
     """Within it, on this thread, a tile is as large as the batch: quicker, and a row's last bits depend on the rows
     beside it. `on=False` goes back to fixed tiles."""
     before, _tiling.whole = _tiling.whole, on

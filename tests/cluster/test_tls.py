@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 import ssl
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -51,7 +51,7 @@ async def asked(port: int, context: ssl.SSLContext) -> str | None:
 
 
 @asynccontextmanager
-async def grpc_server(tls: ServerTls) -> AsyncIterator[int]:
+async def grpc_server(tls: ServerTls) -> AsyncGenerator[int]:
     server = grpc.aio.server(options=server_options())
     port = server.add_secure_port("127.0.0.1:0", tls.grpc_credentials())
     await server.start()

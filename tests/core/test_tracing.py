@@ -42,6 +42,8 @@ def test_children_are_of_the_clients_trace_and_of_their_parents(recorded: InMemo
     outer.end()
     second, first = recorded.get_finished_spans()
     assert [first.name, second.name] == ["outer", "inner"]
+    assert first.context is not None
+    assert second.context is not None
     assert first.parent is not None
     assert second.parent is not None
     assert f"{first.context.trace_id:032x}" == f"{second.context.trace_id:032x}" == CLIENTS.split("-")[1]

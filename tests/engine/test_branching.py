@@ -16,6 +16,7 @@ from whalepod.engine.device import LaunchedRows
 from whalepod.engine.interface import EngineRequest, Fidelity, SampledToken, Work
 from whalepod.engine.runner import StepRunner
 from whalepod.engine.sampling_params import SamplingParams
+from whalepod.model.draft import Anchor, Chooser, Drafts
 from whalepod.model.tensor_layout import ModelRole
 
 TOKENS = 60
@@ -32,6 +33,9 @@ class RowCounter:
     def run(self, rows: Sequence[LaunchedRows]) -> list[Any]:
         self.rows += sum(len(row.segment.token_ids) for row in rows)
         return self._runner.run(rows)
+
+    def draft(self, anchors: Sequence[Anchor], choose: Chooser, tokens: int) -> Drafts:
+        return self._runner.draft(anchors, choose, tokens)
 
 
 def branches(
@@ -165,16 +169,17 @@ def test_choices_are_handed_over_one_by_one(role: ModelRole, fidelity: Fidelity)
     requests = branches(before, work=Work.PREFILL, fidelity=fidelity)
     prefilled = [before.submit(request) for request in requests]
     before.run()
-    decoded = []
+    decoded, boundary = [], 0
     for request, prompt in zip(requests, prefilled, strict=True):
         assert prompt.handoff is not None
+        boundary = prompt.handoff.boundary_tokens
         assert prompt.handoff.stored
         work = replace(request, work=Work.GENERATE, await_handoff=True)
         decoded.append(after.submit(work))
         after.engine.hand_off(work.request_id, 1, prompt.handoff)
     while len(after.engine._scheduler.holding) < CHOICES:
         after.step()
-    shared = {sequence.blocks[: prompt.handoff.boundary_tokens // 16] for sequence in after.engine._scheduler.holding}
+    shared = {sequence.blocks[: boundary // 16] for sequence in after.engine._scheduler.holding}
     assert len(shared) == 1, "one of them has restored the blocks of all"
     after.run()
     assert [said(heard) for heard in decoded] == [alone(branch) for branch in range(CHOICES)]

@@ -49,9 +49,7 @@ def chunks_of(prompt: Sequence[int], borders: Sequence[int], *, floor: int, cach
 
 
 def alone(network: Network, segments: Sequence[Segment], caches: Caches) -> torch.Tensor:
-    for segment in segments:
-        logits = network.forward([segment], caches)
-    return logits
+    return [network.forward([segment], caches) for segment in segments][-1]
 
 
 def shared(network: Network, segments: Sequence[Segment], each: Sequence[Caches]) -> list[torch.Tensor]:
@@ -60,9 +58,8 @@ def shared(network: Network, segments: Sequence[Segment], each: Sequence[Caches]
     def rank(index: int) -> torch.Tensor:
         try:
             exchange = TransportRows(hub.transports()[index])
-            for segment in segments:
-                run = network.compute_shared(segment, each[index], exchange)
-            return network.logits(run)
+            runs = [network.compute_shared(segment, each[index], exchange) for segment in segments]
+            return network.logits(runs[-1])
         except BaseException:
             hub.barrier.abort()
             raise

@@ -216,7 +216,7 @@ class DecodeStream:
                 if isinstance(event, TokensEvent):
                     assert heard.end is None, "tokens after the end"
                     heard.tokens += event.tokens
-                else:
+                elif isinstance(event, FinishedEvent):
                     assert heard.end is None, "two ends"
                     heard.end = event
             self._news.set()
