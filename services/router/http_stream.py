@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 from starlette.types import Receive, Scope, Send
 
-from whalepod.core.errors import CancelledError, InternalError, ServingError
+from whalepod.core.errors import CancelledError, InternalError, ServingError, UnavailableError
 
 from .http_errors import OPENAI_ERRORS, ErrorForm
 from .router_metrics import STREAMS_BROKEN
@@ -56,6 +56,7 @@ class EventStream:
         self._first = first
         self._frames = frames
         self._errors = errors
+        self._started = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         del scope
@@ -63,6 +64,11 @@ class EventStream:
             await until_disconnect(receive, self._send_all(send))
         except CancelledError:
             return
+        except asyncio.CancelledError:  # by the server, whose time to drain is over
+            if not self._started:
+                raise
+            await self._send_error(send, UnavailableError("this router is shutting down"))
+            await _send_end(send)
         finally:
             await self._frames.aclose()
 
@@ -74,6 +80,7 @@ class EventStream:
         }
         raw = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers.items()]
         await send({"type": "http.response.start", "status": 200, "headers": raw})
+        self._started = True
         await _send_frame(send, self._first)
         try:
             async for frame in self._frames:
@@ -83,7 +90,7 @@ class EventStream:
         except Exception:
             log.exception("a stream failed")
             await self._send_error(send, InternalError("an internal error ended this stream"))
-        await send({"type": "http.response.body", "body": b"", "more_body": False})
+        await _send_end(send)
 
     async def _send_error(self, send: Send, error: ServingError) -> None:
         STREAMS_BROKEN.inc()
@@ -92,6 +99,10 @@ class EventStream:
 
 async def _send_frame(send: Send, frame: bytes) -> None:
     await send({"type": "http.response.body", "body": frame, "more_body": True})
+
+
+async def _send_end(send: Send) -> None:
+    await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
 async def _disconnected(receive: Receive) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +17,14 @@ from tests.services.router.router_under_test import (
     check_nothing_is_left,
     failure_of,
     running_router,
+    serving,
     stream_of,
     until,
 )
 from whalepod.core.errors import (
     InternalError,
 )
+from whalepod.services.router.http_stream import EventStream, data_frame
 
 LONG = [400 + index % 90 for index in range(100)]
 SHORT = LONG[:5]
@@ -170,3 +172,21 @@ async def test_a8_sockets_closed_within_milliseconds_leave_no_work_behind(
     await until(lambda: router.front.admission.running == 0, timeout_s=2.0)
     await check_nothing_is_left(router, decode, prefill)
     assert await answer_to(router, SHORT) == expected_ids(SHORT, 6)
+
+
+async def test_a_stream_that_outlives_the_draining_is_told_why_it_ends(caplog: pytest.LogCaptureFixture) -> None:
+    async def endless() -> AsyncGenerator[bytes, None]:
+        while True:
+            await asyncio.sleep(0.05)
+            yield data_frame("more")
+
+    async with serving(EventStream(data_frame("first"), endless())) as port:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n")
+        await reader.readuntil(b"more")
+    told = (await reader.read()).decode()
+    assert '"code":"unavailable"' in told
+    assert told.endswith("0\r\n\r\n"), "the answer is whole"
+    assert "[DONE]" not in told
+    assert "Exception in ASGI" not in caplog.text
+    writer.close()
