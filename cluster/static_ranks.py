@@ -102,11 +102,14 @@ class StaticRanks:
         await asyncio.gather(*(channel.close() for channel in self._channels.values()))
 
     async def poll(self) -> None:
-        """Ask every address once."""
-        await asyncio.gather(*map(self._ask, self._addresses))
+        """Ask every address once, all at a time, and take the answers in the order of the addresses."""
+        answers = await asyncio.gather(*map(self._ask, self._addresses))
+        for address, info in zip(self._addresses, answers, strict=True):
+            if info is not None:
+                self._take(address, info)
         self._publish()
 
-    async def _ask(self, address: str) -> None:
+    async def _ask(self, address: str) -> RankInfo | None:
         channel = self._channels.get(address)
         if channel is None:
             channel = self._channels[address] = grpc.aio.insecure_channel(address, options=channel_options())
@@ -120,12 +123,12 @@ class StaticRanks:
             self._silent[address] = self._silent.get(address, 0) + 1
             if not silent or self._silent[address] >= SILENT_POLLS_MAX:
                 self._known.pop(address, None)
-            return
+            return None
         except AuthenticationError as error:
             self._refuse(address, str(error))
-            return
+            return None
         self._silent.pop(address, None)
-        self._take(address, replace(info, address=address))
+        return replace(info, address=address)
 
     def _take(self, address: str, info: RankInfo) -> None:
         """All ranks must fit together: the first of the addresses that answers decides."""

@@ -41,10 +41,10 @@ BUGS = (
     PlantedBug(
         "rows are read from the ring after they were overwritten",
         "model/attention.py",
-        "    pool = torch.cat((records.new_zeros(1, records.shape[1]), ring[plan.previous], records))\n"
-        "    ring[plan.write_slots] = records[plan.write_rows]\n",
-        "    ring[plan.write_slots] = records[plan.write_rows]\n"
-        "    pool = torch.cat((records.new_zeros(1, records.shape[1]), ring[plan.previous], records))\n",
+        "    pool = torch.cat((records.new_zeros(1, records.shape[1]), ring.index_select(0, plan.previous), records))\n",
+        "    ring[plan.write_slots] = records.index_select(0, plan.write_rows)\n"
+        "    pool = torch.cat((records.new_zeros(1, records.shape[1]), ring.index_select(0, plan.previous), records))"
+        "\n",
     ),
     # Kept rows.
     PlantedBug(
@@ -207,7 +207,12 @@ BUGS = (
     PlantedBug(
         "gate without a sign", "kernels/engram_gate/reference.py", "torch.where(dots < 0, -roots, roots)", "roots"
     ),
-    PlantedBug("images remember n-grams", "model/engram.py", "gates = gates * text[:, None]", "gates = gates * 1"),
+    PlantedBug(
+        "images remember n-grams",
+        "kernels/engram_gate/reference.py",
+        "gates = gates * text[:, None]",
+        "gates = gates * 1",
+    ),
     # Experts.
     PlantedBug(
         "bias used as weight",
@@ -274,8 +279,8 @@ BUGS = (
     PlantedBug(
         "confidence of the normalised hidden state",
         "model/draft.py",
-        "hidden[:count].unflatten(0, (-1, block))",
-        "normed[:count].unflatten(0, (-1, block))",
+        "for rows in (base, hidden))",
+        "for rows in (base, normed))",
     ),
     PlantedBug(
         "every draft knows the anchor only",
