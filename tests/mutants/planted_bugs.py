@@ -24,6 +24,11 @@ class PlantedBug:
         return source.replace(self.right, self.wrong)
 
 
+READ_RING = (
+    "    pool = torch.cat((records.new_zeros(1, records.shape[1]), ring.index_select(0, plan.previous), records))\n"
+)
+WRITE_RING = "    ring[plan.write_slots] = records.index_select(0, plan.write_rows)\n"
+
 BUGS = (
     # Windows.
     PlantedBug(
@@ -41,10 +46,8 @@ BUGS = (
     PlantedBug(
         "rows are read from the ring after they were overwritten",
         "model/attention.py",
-        "    pool = torch.cat((records.new_zeros(1, records.shape[1]), ring.index_select(0, plan.previous), records))\n",
-        "    ring[plan.write_slots] = records.index_select(0, plan.write_rows)\n"
-        "    pool = torch.cat((records.new_zeros(1, records.shape[1]), ring.index_select(0, plan.previous), records))"
-        "\n",
+        READ_RING + WRITE_RING,
+        WRITE_RING + READ_RING,
     ),
     # Kept rows.
     PlantedBug(
