@@ -20,6 +20,7 @@ from whalepod.core.ids import RankId
 from whalepod.core.logs import configure_logging
 
 from .config import ClusterConfig, DecodeSettings, PrefillSettings
+from .worker_signals import calling_on_sigterm
 
 log = logging.getLogger(__name__)
 
@@ -57,6 +58,7 @@ class RankActor:
         self._config = ClusterConfig.model_validate_json(config_json).with_secret(secret)
         self._place = place
         self._stop = asyncio.Event()
+        self._is_over = False
         self._was_ready = _is_started_again()
         configure_logging(level=self._config.log_level, as_json=self._config.log_json)
 
@@ -67,22 +69,31 @@ class RankActor:
     async def serve(self) -> None:
         """Serve until `stop`. When this process dies, Ray calls this again in a new one.
 
+        SIGTERM is for this process, not for the rank: it drains, ends the process with 0, and Ray starts another one.
         Raises what kept the rank from ever getting ready: it would meet that again. What ends a rank that was ready
         once ends the process, and Ray tries again.
         """
         module, function = RANK_ENTRY_POINTS[self._place.pool]
         run: Callable[..., Awaitable[None]] = getattr(importlib.import_module(module), function)
         try:
-            await run(self._config, self._place.index, stop=self._stop, on_ready=self._note_ready)
+            with calling_on_sigterm(self._on_sigterm):
+                await run(self._config, self._place.index, stop=self._stop, on_ready=self._note_ready)
         except Exception:
             if not self._was_ready:
                 raise
             log.critical("the rank failed and is started again", exc_info=True)
             await asyncio.sleep(RESTART_PAUSE_S)
             os._exit(1)
+        if not self._is_over:
+            os._exit(0)
 
     async def stop(self) -> None:
         """Let `serve` drain and return."""
+        self._is_over = True
+        self._stop.set()
+
+    def _on_sigterm(self) -> None:
+        log.info("SIGTERM: %s drains", self._place.rank_id)
         self._stop.set()
 
     def _note_ready(self, _: object) -> None:

@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from .config import ClusterConfig
+from .worker_signals import INSTALL
 
 RAY_ENVIRONMENT: Mapping[str, str] = {
     "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # else it listens on every interface, whatever address it was given
@@ -40,8 +41,9 @@ def start_ray(config: ClusterConfig, *, temp_dir: Path, namespace: str) -> None:
     sockets, whose paths may have 107 characters."""
     import ray  # noqa: PLC0415  after the environment is ready
 
+    runtime_env = {"worker_process_setup_hook": INSTALL}
     if config.ray.address is not None:
-        ray.init(address=config.ray.address, namespace=namespace, logging_level=logging.ERROR)
+        ray.init(address=config.ray.address, namespace=namespace, logging_level=logging.ERROR, runtime_env=runtime_env)
         return
     cpus = config.prefill.replicas * config.prefill.cpus + config.decode.replicas * config.decode.cpus
     ray.init(
@@ -50,6 +52,7 @@ def start_ray(config: ClusterConfig, *, temp_dir: Path, namespace: str) -> None:
         include_dashboard=config.ray.dashboard,
         namespace=namespace,
         logging_level=logging.ERROR,
+        runtime_env=runtime_env,
         object_store_memory=OBJECT_STORE_BYTES,
         _node_ip_address="127.0.0.1",
         _temp_dir=str(temp_dir),

@@ -10,9 +10,12 @@ from collections.abc import Iterator
 from typing import Any
 
 import httpx
+import psutil
 import pytest
 
 from tests.e2e.served_cluster import ServedCluster, served_cluster
+from tests.e2e.test_pool import decode_ranks
+from whalepod.core.clock import Deadline
 
 pytestmark = pytest.mark.slow
 
@@ -105,6 +108,14 @@ async def answers(cluster: ServedCluster, *, victim: int | None, how: signal.Sig
 def test_e13_f4_streams_go_on_elsewhere_with_the_same_text(
     spared: ServedCluster, victim: int, how: signal.Signals
 ) -> None:
-    """E10, E15 and F3 with it: nothing looks finished early, seeds hold, and a rank that is told to stop hands over."""
+    """E10, E15 and F3 with it: nothing looks finished early, seeds hold, and a rank that is told to stop hands over.
+    Its process ends, and another one takes its place."""
+    port = spared.config.decode.port + victim
+    pid = spared.pid_on_port(port)
     truth = asyncio.run(answers(spared, victim=None, how=how))
     assert asyncio.run(answers(spared, victim=victim, how=how)) == truth
+    if how is signal.SIGTERM:
+        spared.wait_for_line(f"SIGTERM: decode-{victim} drains")
+    deadline = Deadline.after(60)
+    while psutil.pid_exists(pid) or spared.try_pid_on_port(port) in {None, pid} or decode_ranks(spared) < 2:
+        assert not deadline.expired
