@@ -195,7 +195,7 @@ class Kernel:
 
 
 def kernels() -> list[Kernel]:
-    return [*_attention(), *_selection(), *_caches(), *_experts(), *_streams()]
+    return [*_attention(), *_index_scores(), *_selection(), *_caches(), *_experts(), *_streams()]
 
 
 def _attention() -> Iterator[Kernel]:
@@ -228,10 +228,7 @@ def _attention() -> Iterator[Kernel]:
     )
 
 
-def _selection() -> Iterator[Kernel]:
-    top = {"COUNT": 512, "CAPACITY": 2048}
-    candidates = {"BLOCK": 8, "ENTRIES": 256}
-    any_width = candidates | {"WIDTH": 32, "HEADS": 8, "KEYS": 64}
+def _index_scores() -> Iterator[Kernel]:
     yield from (
         *(
             Kernel(
@@ -243,6 +240,26 @@ def _selection() -> Iterator[Kernel]:
             )
             for rows, parts in ((2, 3), (2, 4), (1, 1))
         ),
+        *(
+            Kernel(
+                "packed_index_scores",
+                "index_scores_kernel",
+                SCORES_SIGNATURE,
+                {"ENTRIES": 256, "HEADS": 32, "ROWS": 2, "PARTS": parts},
+                {"num_warps": 4, "maxnreg": 128, "enable_fp_fusion": False},
+                module="gluon_kernel",
+                architectures=(90,),
+            )
+            for parts in (1, 3, 4)
+        ),
+    )
+
+
+def _selection() -> Iterator[Kernel]:
+    top = {"COUNT": 512, "CAPACITY": 2048}
+    candidates = {"BLOCK": 8, "ENTRIES": 256}
+    any_width = candidates | {"WIDTH": 32, "HEADS": 8, "KEYS": 64}
+    yield from (
         Kernel("top_entries", "maxima_kernel", TOP_SIGNATURE, {"GROUP": 32, "CHUNK": 64}),
         Kernel("top_entries", "bound_kernel", TOP_SIGNATURE, {"COUNT": 512, "GROUPS": 4096}, {"num_warps": 8}),
         Kernel(

@@ -22,26 +22,31 @@ CODE_BYTES = tl.constexpr(64)
 PROGRAMS = 264
 """As many as run at once on an H100 or H200, two a processor: a second, partial wave costs more than it gains."""
 
-TO_FP8_ASM = tl.constexpr("""
-{
-.reg .b32 select, low, high, minus;
+
+def to_fp8_asm(small: str, large: str) -> str:
+    """Codes as FP8 by moving bits. $2: four bytes of two E2M1 codes -> $0: even channels, $1: odd channels.
+
+    small, large   operands with the E4M3 bytes of magnitudes 0 … 3 and 4 … 7
+
+    An odd code's sign lies where its byte's will, an even one's four bits below.
+    """
+    return f"""
+{{
+.reg .b32 select, low, high, even, odd, sign;
 and.b32 select, $2, 0x77777777;
-prmt.b32 low, $3, $7, select;
+prmt.b32 low, {small}, {large}, select;
 shr.u32 select, select, 16;
-prmt.b32 high, $3, $7, select;
-prmt.b32 minus, $11, $11, $2;
-shl.b32 minus, minus, 1;
-lop3.b32 low, minus, $11, low, 0xEA;
-shr.u32 select, $2, 16;
-prmt.b32 minus, $11, $11, select;
-shl.b32 minus, minus, 1;
-lop3.b32 high, minus, $11, high, 0xEA;
-prmt.b32 $0, low, high, 0x6420;
-prmt.b32 $1, low, high, 0x7531;
-}
-""")
-"""$2: four bytes of two E2M1 codes; $3, $7: E4M3 bytes of magnitudes 0 … 3 and 4 … 7; $11: 0x80 in every byte. The sign
-bit of a selector repeats the sign of what it selects: 0xFF out of 0x80. -> $0: even channels, $1: odd channels."""
+prmt.b32 high, {small}, {large}, select;
+prmt.b32 even, low, high, 0x6420;
+prmt.b32 odd, low, high, 0x7531;
+shl.b32 sign, $2, 4;
+lop3.b32 $0, sign, 0x80808080, even, 0xEA;
+lop3.b32 $1, $2, 0x80808080, odd, 0xEA;
+}}
+"""
+
+
+TO_FP8_ASM = tl.constexpr(to_fp8_asm("$3", "$7"))
 
 
 @triton.jit
@@ -61,11 +66,10 @@ def fp8_keys(codes, shifts, KEYS: tl.constexpr, FAST: tl.constexpr):
         large = tl.where(near, 0x4C484440 + steps * 0x08080808, 0)
         small = tl.broadcast_to(small[:, :, None], (KEYS, 4, 16)).reshape(KEYS, CODE_BYTES)
         large = tl.broadcast_to(large[:, :, None], (KEYS, 4, 16)).reshape(KEYS, CODE_BYTES)
-        minus = tl.full((KEYS, CODE_BYTES), -2139062144, tl.int32)
         even, odd = tl.inline_asm_elementwise(
             TO_FP8_ASM,
-            "=r,=r,r,r,r,r,r,r,r,r,r,r,r,r,r",
-            [codes, small, large, minus],
+            "=&r,=&r,r,r,r,r,r,r,r,r,r",
+            [codes, small, large],
             dtype=(tl.int8, tl.int8),
             is_pure=True,
             pack=4,
