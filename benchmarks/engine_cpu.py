@@ -220,6 +220,7 @@ def host_time(model: RankModel) -> Figures:
         events = engine.step()
         times_ms.append((thread_cpu_s() - started_s) * 1000)
         tokens += sum(len(event.tokens) for event in events if isinstance(event, TokensEvent))
+        del events  # Letting go of answers is the work of who takes them, not of the next step.
     works = engine.take_works()
     engine.close()
     gc.unfreeze()
