@@ -153,6 +153,7 @@ class Engine:
         sequence = self._live(request_id, attempt)
         if sequence is not None:
             self._remove(sequence, Outcome.ABORT)
+        self._report.forget(request_id, attempt)
 
     def fail(self, request_id: RequestId, attempt: int, error: ServingError) -> None:
         """End a request with an error. Unknown or ended: does nothing."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence as Ordered
 
 from whalepod.core.errors import ServingError
+from whalepod.core.ids import RequestId
 
 from .finish import Finish
 from .interface import (
@@ -29,6 +30,10 @@ class Report:
         """Everything that was added, once."""
         events, self._events = self._events, []
         return events
+
+    def forget(self, request_id: RequestId, attempt: int) -> None:
+        """Nothing that has not been taken yet is said of this request."""
+        self._events = [event for event in self._events if (event.request_id, event.attempt) != (request_id, attempt)]
 
     def tokens(self, sequence: Sequence, tokens: Ordered[SampledToken]) -> None:
         request = sequence.request
