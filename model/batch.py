@@ -2,8 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
+
+from torch import Tensor
+
+
+class ImageRows(NamedTuple):
+    """Consecutive rows of a segment that lie in an image's span."""
+
+    offset: int
+    """Of the first of them within the segment."""
+    rows: Tensor
+    """[rows, D]: what stands in the place of their tokens' embeddings."""
 
 
 class Segment(NamedTuple):
@@ -31,8 +42,21 @@ class Segment(NamedTuple):
     """Global KV and index keys of positions below this are already there and are not written (replayed rows)."""
     logits_start: int | None = None
     """Logits are returned for rows p >= max(logits_start, floor); None: for no row."""
+    images: Sequence[ImageRows] = ()
+    """Rows that lie in images, whose tokens are all the image token."""
 
     @property
     def end(self) -> int:
         """Position after the last row."""
         return self.start + len(self.token_ids)
+
+
+def image_rows(spans: Iterable[tuple[int, Tensor]], *, start: int, end: int) -> tuple[ImageRows, ...]:
+    """The parts of images in the rows `start` … `end - 1` of a sequence. `spans`: the position at which each image
+    begins, and the rows of its whole span [tokens, D]."""
+    found: list[ImageRows] = []
+    for first, rows in spans:
+        low, high = max(start, first), min(end, first + len(rows))
+        if low < high:
+            found.append(ImageRows(low - start, rows[low - first : high - first]))
+    return tuple(found)

@@ -7,6 +7,7 @@
     conformity_detail.py   every layer's intermediate values, and the caches
     conformity_draft.py    the drafter's windows and rounds
     conformity_engram.py   token map, hash tables and table rows
+    conformity_vision.py   sizes of images, their patches and embeddings, and a prompt with images
 
 The directory's format is described in `tests/golden/README.md`.
 """
@@ -39,6 +40,7 @@ class Status(Enum):
     NOT_APPLICABLE = "not applicable"
     """The vectors describe something that this model does not do, by design."""
     NOT_IMPLEMENTED = "not implemented"
+    """The vectors describe something that this version lacks: none do."""
 
 
 @dataclass(frozen=True, slots=True)

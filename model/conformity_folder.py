@@ -16,6 +16,7 @@ from .config import CONFIG_FILE, ModelConfig
 from .conformity import Vectors
 from .network import Network
 from .record_formats import RELEASE_FORMATS, CacheFormats, plain_formats
+from .vision.encoder import VisionEncoder
 
 PROMPTS = "prompts.safetensors"
 CHECKPOINT_PREFIX = "ckpt_"
@@ -109,6 +110,11 @@ class VectorFolder:
                 checkpoint, dtype=dtype, input_format=FP8_BLOCK32 if release else None, device=self.device
             )
         return self._networks[key]
+
+    def vision_encoder(self, mode: Mode) -> VisionEncoder:
+        """In float32 (bfloat16 where the network of `mode` is)."""
+        dtype = torch.bfloat16 if mode.rounded else torch.float32
+        return VisionEncoder.load(self.checkpoint(mode), dtype=dtype, device=self.device)
 
 
 def cache_formats(mode: Mode, dtype: torch.dtype) -> CacheFormats:

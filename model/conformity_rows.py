@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
-from .batch import Segment
+from .batch import Segment, image_rows
 from .caches import Caches
 from .conformity import LOGITS_TOLERANCE, Comparison, Vectors, on_cpu
 from .conformity_folder import Mode, VectorFolder, cache_formats
@@ -34,6 +34,8 @@ class PromptRun:
     ids: list[int]
     floor: int = 0
     slot: int = 0
+    images: Mapping[int, Tensor] = field(default_factory=dict)
+    """Where each image begins, and the rows of its span."""
     caches: Caches = field(init=False)
 
     def __post_init__(self) -> None:
@@ -79,6 +81,7 @@ class PromptRun:
             window_start=window_start,
             write_start=write_start,
             logits_start=logits_start,
+            images=image_rows(self.images.items(), start=start, end=end),
         )
 
 

@@ -22,6 +22,7 @@ from .conformity_rows import (
     check_tail_kept,
 )
 from .conformity_units import run_unit_sets
+from .conformity_vision import check_image_grid, check_image_prompt, check_vision
 
 UNITS = "units.safetensors"
 
@@ -35,11 +36,16 @@ CHECKS: Mapping[str, Check] = {
     "selection": check_selection,
     "decode": check_decode,
     "dspark": check_drafts,
+    "vision": check_vision,
+    "vl": check_image_prompt,
 }
-EXACT = ("detail", "selection", "engram")
+WHOLE_FILES: Mapping[str, Callable[[Comparison, Vectors, VectorFolder], None]] = {
+    "engram": check_engram,
+    "image_grid": check_image_grid,
+}
+"""By the file's whole name: these have no precision mode."""
+EXACT = ("detail", "selection", "engram", "vision", "image_grid")
 """Sets that compare single values or choices: bfloat16 moves them."""
-NOT_IMPLEMENTED = ("vision", "vl", "image_grid")
-"""The vision encoder."""
 
 
 def run_directory(
@@ -91,14 +97,11 @@ def _run_folder(folder: VectorFolder, runners: Mapping[str, SetRunner], *, round
 def _run_file(
     folder: VectorFolder, path: Path, name: str, runners: Mapping[str, SetRunner], rounded: bool
 ) -> Iterator[SetResult]:
-    if path.stem in NOT_IMPLEMENTED:
-        yield SetResult(name, Status.NOT_IMPLEMENTED)
-        return
     vectors = Vectors.load(path)
     if rounded and path.stem in EXACT:
         return
-    if path.stem == "engram":
-        yield compare(name, lambda c: check_engram(c, vectors, folder))
+    if path.stem in WHOLE_FILES:
+        yield compare(name, lambda c: WHOLE_FILES[path.stem](c, vectors, folder))
         return
     file = parse_file(path)
     if file is None:
@@ -115,9 +118,7 @@ def _run_file(
 def _run_set(
     folder: VectorFolder, vectors: Vectors, mode: Mode, kind: str, name: str, runners: Mapping[str, SetRunner]
 ) -> Iterator[SetResult]:
-    if kind in NOT_IMPLEMENTED:
-        yield SetResult(name, Status.NOT_IMPLEMENTED)
-    elif mode is Mode.OURS_BF16 and kind in EXACT:
+    if mode is Mode.OURS_BF16 and kind in EXACT:
         yield SetResult(name, Status.NOT_APPLICABLE, detail="bfloat16 moves what must be equal")
     elif kind in runners:
         yield from runners[kind](folder, vectors, mode, name)

@@ -19,7 +19,7 @@ from whalepod.kernels.numerics import tile_rows, wide_dtype
 from whalepod.kernels.quantise import PackedFormat
 from whalepod.kernels.rms_norm import rms_norm
 
-from .batch import Segment
+from .batch import ImageRows, Segment
 from .batch_plan import BatchPlan
 from .caches import Caches
 from .checkpoint import EngramTable, load_engram_tables, load_tensors
@@ -174,6 +174,7 @@ class Network:
         if shared is None:
             return self.compute([segment], caches)
         assert not self.packed, "packed kernels compute alone"
+        assert not segment.images, "rows of images are not divided over ranks"
         own = shared.own_segments(segment, self.config.engram_max_ngram_size - 1)
         plan = plan_shared(segment, shared, self.config, caches)
         text = self._text_rows(own)
@@ -189,7 +190,12 @@ class Network:
         packed = self.packed and caches.formats == RELEASE_FORMATS
         plan = BatchPlan.build(segments, self.config, caches, packed=packed)
         return self.begin_planned(
-            plan, caches, text=self._text_rows(segments), memories=self.memories(segments), recorder=recorder
+            plan,
+            caches,
+            text=self._text_rows(segments),
+            memories=self.memories(segments),
+            images=_image_rows(segments),
+            recorder=recorder,
         )
 
     @torch.inference_mode()
@@ -200,10 +206,16 @@ class Network:
         *,
         text: Tensor | None,
         memories: Mapping[int, Tensor],
+        images: Sequence[ImageRows] = (),
         recorder: Recorder | None = None,
     ) -> ForwardPass:
-        """As `begin`, for a plan that is made: nothing in it waits for the device."""
+        """As `begin`, for a plan that is made: nothing in it waits for the device. `images`: by their place among all
+        rows."""
         embedded = self.embed[plan.token_ids]
+        for place, rows in images:
+            embedded[place : place + len(rows)] = rows.to(embedded)
+        if images:
+            embedded[plan.every.count :] = embedded[plan.every.count - 1]  # padding is the last row again
         pre = torch.zeros(len(embedded), self.config.hc_mult, dtype=wide_dtype(self.dtype), device=self.device)
         pre[:, 0] = 1
         run = ForwardPass(
@@ -261,3 +273,13 @@ class Network:
             .to(self.device, non_blocking=True)
             for layer in layers
         }
+
+
+def _image_rows(segments: Sequence[Segment]) -> list[ImageRows]:
+    """Those of all segments, by their place among all rows."""
+    found: list[ImageRows] = []
+    before = 0
+    for segment in segments:
+        found += [ImageRows(before + image.offset, image.rows) for image in segment.images]
+        before += len(segment.token_ids)
+    return found

@@ -20,6 +20,8 @@ class ModelRole(Enum):
     """The text model and its drafter."""
     ENCODER = "encoder"
     """The layers below the last KV source, and what that layer needs to write window, global and index rows."""
+    VISION = "vision"
+    """The vision encoder, and nothing of the text model."""
 
 
 class Storage(Enum):
@@ -107,6 +109,8 @@ def tensor_specs(config: ModelConfig) -> list[TensorSpec]:
 
 def specs_for_role(config: ModelConfig, role: ModelRole) -> list[TensorSpec]:
     """The tensors that a rank of this role reads."""
+    if role is ModelRole.VISION:
+        return [spec for spec in tensor_specs(config) if spec.part is Part.VISION]
     text = [spec for spec in tensor_specs(config) if spec.part is not Part.VISION]
     return text if role is ModelRole.FULL else [spec for spec in text if _encoder_needs(config, spec)]
 

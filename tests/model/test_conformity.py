@@ -65,10 +65,11 @@ def test_every_golden_set_of_the_model_passes() -> None:
     results = run(GOLDEN)
     failed = {name: result.detail for name, result in results.items() if result.status is Status.FAILED}
     assert list(failed) == ["tiny_a/serving_f32"], "sets of serving need the engine, and nothing else may fail"
-    skipped = {name for name, result in results.items() if result.status is Status.NOT_IMPLEMENTED}
-    assert skipped <= {f"tiny_a/{name}" for name in ("dspark_f32", "image_grid", "vision_f32", "vl_f32")}
+    assert not [name for name, result in results.items() if result.status is Status.NOT_IMPLEMENTED]
+    assert {f"tiny_a/{name}" for name in ("image_grid", "vision_f32", "vl_f32")} <= results.keys()
     assert results["tiny_a/tail_f32 firstwin0"].status is Status.NOT_APPLICABLE
-    assert all((result.max_abs or 0) < 1e-5 for result in results.values())
+    # Single values of the reference in float32 are 1.7e-5 from our network in float64 where a prompt has images.
+    assert all((result.max_abs or 0) < (2e-5 if "vl_f32" in name else 1e-5) for name, result in results.items())
 
 
 SMALL_SETS: dict[str, tuple[dict[str, Tensor], str]] = {
@@ -77,6 +78,8 @@ SMALL_SETS: dict[str, tuple[dict[str, Tensor], str]] = {
     "selection_f32": (arrays_of("selection_f32", "len31."), "len31.layer6.candidate_mask"),
     "tail_f32": (arrays_of("tail_f32", "firstwin1.rows16", "hit60.rows16"), "hit60.rows16.logits"),
     "engram": (load_file(TINY_A / "engram.safetensors"), "masked31.next3_rows"),
+    "image_grid": (load_file(TINY_A / "image_grid.safetensors"), "released.plan"),
+    "vision_f32": (load_file(TINY_A / "vision_f32.safetensors"), "img1.vit_block1"),
 }
 
 
@@ -91,6 +94,20 @@ def test_a_set_passes_and_fails_when_one_number_is_wrong(name: str, tmp_path: Pa
     results = run(folder(wrong_at, **{name: changed(arrays, wrong)}))
     statuses = [result.status for result in results.values()]
     assert statuses.count(Status.FAILED) == 1
+
+
+@pytest.mark.parametrize("wrong", [None, "logits", "token_types", "decode.engram_rows", "layer3.expert_ids"])
+def test_a_prompt_with_images_passes_and_fails_when_one_number_is_wrong(wrong: str | None, tmp_path: Path) -> None:
+    arrays = load_file(TINY_A / "vl_f32.safetensors")
+    (picture_set, prompt_set) = run(
+        folder(
+            tmp_path,
+            vision_f32=load_file(TINY_A / "vision_f32.safetensors"),
+            vl_f32=arrays if wrong is None else changed(arrays, wrong),
+        )
+    ).values()
+    assert picture_set.status is Status.PASSED
+    assert prompt_set.status is (Status.PASSED if wrong is None else Status.FAILED)
 
 
 def test_a_flipped_row_of_quantised_caches_is_counted(tmp_path: Path) -> None:

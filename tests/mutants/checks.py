@@ -56,6 +56,8 @@ GOLDEN_SETS: Mapping[str, Callable[[], None]] = {
     "golden selection": partial(_golden, "selection"),
     "golden detail": partial(_golden, "detail"),
     "golden dspark": partial(_golden, "dspark"),
+    "golden vision": partial(_golden, "vision"),
+    "golden vl": partial(_golden, "vl"),
 }
 INVARIANTS: Mapping[str, Callable[[], None]] = {
     "chunks of 7": lambda: invariants.test_any_chunking_gives_the_same_bits([7], 17, RELEASE_FORMATS),

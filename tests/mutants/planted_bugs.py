@@ -230,6 +230,43 @@ BUGS = (
         "self.bias if text is None else torch.where(text[:, None], self.bias, self.image_bias)",
         "self.bias",
     ),
+    # Images.
+    PlantedBug(
+        "a cell's places before its channels",
+        "model/vision/aligner.py",
+        "split.permute(0, 2, 4, 1, 3)",
+        "split.permute(0, 2, 1, 3, 4)",
+    ),
+    PlantedBug(
+        "patches turn with neighbouring channels",
+        "model/vision/tower.py",
+        "first, second = wide.chunk(2, dim=-1)",
+        "first, second = wide[..., 0::2], wide[..., 1::2]",
+    ),
+    PlantedBug(
+        "rows and columns of patches are swapped",
+        "model/vision/tower.py",
+        "torch.cat((row[:, None] * frequencies, column[:, None] * frequencies), dim=1)",
+        "torch.cat((column[:, None] * frequencies, row[:, None] * frequencies), dim=1)",
+    ),
+    PlantedBug(
+        "lines of an image without their end",
+        "model/vision/encoder.py",
+        "self._newline.expand(grid.rows, 1, -1)",
+        "embeddings.view(grid.rows, grid.columns, -1)[:, -1:]",
+    ),
+    PlantedBug(
+        "an image's rows one too early",
+        "model/batch.py",
+        "ImageRows(low - start, rows[low - first : high - first])",
+        "ImageRows(max(0, low - start - 1), rows[low - first : high - first])",
+    ),
+    PlantedBug(
+        "the aligner's nearly GELU",
+        "model/vision/aligner.py",
+        "functional.gelu(self.inner(torch.cat(cells)))",
+        'functional.gelu(self.inner(torch.cat(cells)), approximate="tanh")',
+    ),
     PlantedBug(
         "the gate is clamped on both sides",
         "kernels/activation/reference.py",
