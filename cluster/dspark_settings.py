@@ -27,7 +27,7 @@ class DsparkSettings(BaseModel):
     )
     verification: Verification = Field(
         default=Verification.FIXED,
-        description="how many drafts are verified: fixed (all), scheduled or early_stop (what pays, by cost_table)",
+        description="how many drafts are verified: fixed (all), scheduled (what pays, by cost_table)",
     )
     acceptance: Acceptance = Field(
         default=Acceptance.AUTO,
