@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from whalepod.engine.speculation.options import (
     Acceptance,
@@ -49,6 +49,13 @@ class DsparkSettings(BaseModel):
     simulate_acceptance: float | None = Field(
         default=None, ge=0, le=1, description="FOR MEASURING ONLY: chance that a draft stands; answers become nonsense"
     )
+
+    @field_validator("verification")
+    @classmethod
+    def _offered(cls, verification: Verification) -> Verification:
+        if verification is Verification.EARLY_STOP:
+            raise ValueError("early_stop is for offline engines only: use fixed or scheduled")
+        return verification
 
     @model_validator(mode="after")
     def _drafts_if_anything_is_said_of_them(self) -> Self:

@@ -24,6 +24,8 @@ class Verification(Enum):
     """All of them."""
     SCHEDULED = "scheduled"
     """As many as pay, by confidences of an earlier step."""
+    EARLY_STOP = "early_stop"
+    """As many as pay, by confidences of the step itself, up to the first that does not."""
 
 
 class Acceptance(Enum):

@@ -3,9 +3,9 @@
 The value of verifying draft k of a request is the probability that it and all before it are accepted, its *survival*.
 Survivals fall along a request, so the best slots of a batch are always the first drafts of each.
 
-The total is decided from survivals of an earlier step: one that looked at what this step's drafts are worth would
-know something about a draft before deciding whether to verify it, and that changes the law of what is emitted. Who
-gets the slots is decided from this step's survivals.
+The total is decided from survivals of an earlier step, or by early stopping: a total that looked at what this step's
+drafts are worth would know something about a draft before deciding whether to verify it, and that changes the law of
+what is emitted. Who gets the slots is decided from this step's survivals.
 
 Arrays may have leading dimensions: one batch each.
 """
@@ -44,6 +44,17 @@ def best_budget(survival: Survivals, cost: CostTable) -> tuple[Counts, NDArray[n
     every = (values > 0).sum(axis=-1)
     at_best, at_every = (np.take_along_axis(rates, index[..., None], axis=-1)[..., 0] for index in (best, every))
     return best, at_best / at_every
+
+
+def stop_early(survival: Survivals, cost: CostTable) -> Counts:
+    """[…] the budget up to which every further slot, from the most valuable on, yielded more tokens a second.
+
+    Lawful with survivals of the step itself, because it never looks past the slot that it decides on. It does not pass
+    a stair of the cost that the global optimum would.
+    """
+    _, rates = _rates(survival, cost)
+    falls = rates[..., 1:] <= rates[..., :-1]
+    return np.where(falls.any(axis=-1), falls.argmax(axis=-1), falls.shape[-1])
 
 
 def allot(survival: Survivals, budget: Counts | int) -> Counts:

@@ -21,7 +21,7 @@ from whalepod.kernels.numerics import whole_batches
 from whalepod.model.draft import Anchor, Chooser, Drafts
 
 from .options import DraftSampling, SpeculationOptions, Verification
-from .scheduling import Counts, allot, survivals
+from .scheduling import Counts, allot, stop_early, survivals
 from .statistics import SpeculationWork, VerifiedRequest
 
 log = logging.getLogger(__name__)
@@ -129,10 +129,18 @@ class Speculator:
         options = self.options
         trims = np.array([each.trims for each in candidates])
         fixed = options.verification is Verification.FIXED and options.forced_budget is None
-        if survival is None or budget is None or fixed or not trims.any():
+        if survival is None or fixed or not trims.any():
             return limits
+        if options.verification is Verification.EARLY_STOP:
+            if options.cost is None:
+                return limits
+            budget = int(stop_early(survival[trims], options.cost))
+        elif budget is None:
+            return limits
+        else:
+            budget = max(0, budget - int(limits[~trims].sum()))
         lengths = limits.copy()
-        lengths[trims] = allot(survival[trims], max(0, budget - int(limits[~trims].sum())))
+        lengths[trims] = allot(survival[trims], budget)
         return lengths
 
 

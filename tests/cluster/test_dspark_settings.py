@@ -56,6 +56,11 @@ def test_every_setting_reaches_the_rank(tmp_path: Path) -> None:
     assert list(options.calibration.temperatures) == [1, 2]
 
 
+def test_a_cluster_offers_no_early_stopping() -> None:
+    with pytest.raises(ConfigError, match=r"early_stop is for offline engines only: use fixed or scheduled"):
+        load_config(flags={"--dspark-verification": "early_stop"})
+
+
 @pytest.mark.parametrize("drafts", ["-1", "many"])
 def test_a_bad_number_of_drafts_is_refused_by_name(drafts: str) -> None:
     with pytest.raises(ConfigError, match="dspark-draft-tokens"):

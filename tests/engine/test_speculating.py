@@ -36,7 +36,8 @@ def ways() -> Iterator[tuple[str, SpeculationOptions]]:
     """Numbers of drafts, and ways to choose how many of them are verified."""
     for drafts in range(1, 5):
         yield f"{drafts} drafts", replace(COUPLED, draft_tokens=drafts)
-    yield "scheduled", replace(COUPLED, verification=Verification.SCHEDULED, cost=COST, gain_min=0.0)
+    for verification in (Verification.SCHEDULED, Verification.EARLY_STOP):
+        yield verification.value, replace(COUPLED, verification=verification, cost=COST, gain_min=0.0)
 
 
 @pytest.mark.parametrize(("label", "speculation"), [pytest.param(*way, id=way[0]) for way in ways()])

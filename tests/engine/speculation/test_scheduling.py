@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from whalepod.engine.speculation.cost_table import CostTable
-from whalepod.engine.speculation.scheduling import allot, best_budget, survivals
+from whalepod.engine.speculation.scheduling import allot, best_budget, stop_early, survivals
 
 
 def linear(per_row: float, *, bias: float = 1.0, rows_max: int = 1000) -> CostTable:
@@ -63,6 +63,7 @@ def test_the_budget_is_the_global_best_and_not_the_first_descent() -> None:
     survival = np.array([[0.9, 0.8, 0.7]])
     budget, ratio = best_budget(survival, stair)
     assert (int(budget), float(ratio)) == (3, 1.0)
+    assert int(stop_early(survival, stair)) == 0
 
 
 def test_the_best_budget_agrees_with_trying_them_all() -> None:
@@ -87,7 +88,34 @@ def test_dearer_rows_never_raise_the_budget_and_a_dearer_step_never_lowers_it() 
     assert all((small <= large).all() for small, large in itertools.pairwise(by_step))
 
 
+def test_early_stopping_finds_the_best_where_the_cost_has_no_stairs() -> None:
+    survival = random_survival(np.random.default_rng(4), 500, 6, 5)
+    for per_row in (0.01, 0.1, 0.5):
+        assert (stop_early(survival, linear(per_row)) <= best_budget(survival, linear(per_row))[0]).all()
+        same = stop_early(survival, linear(per_row)) == best_budget(survival, linear(per_row))[0]
+        assert same.mean() > 0.99
+
+
+def test_whether_a_slot_is_stopped_at_depends_on_no_later_draft() -> None:
+    rng = np.random.default_rng(5)
+    log_odds = rng.normal(1, 2, (300, 3, 4))
+    other = log_odds.copy()
+    other[:, 0, 2:] = rng.normal(1, 2, (300, 2))  # what the drafts behind slot 2 of request 0 are worth
+    cost, ones, limits = linear(0.3), np.ones(4), np.full((300, 3), 4)
+    verified: list[np.ndarray] = []
+    for odds in (log_odds, other):
+        survival = survivals(odds, ones, limits)
+        verified.append(allot(survival, stop_early(survival, cost))[:, 0] >= 2)
+    assert (verified[0] == verified[1]).all()
+    same_step = [
+        allot(s, best_budget(s, cost)[0])[:, 0] >= 2
+        for s in (survivals(odds, ones, limits) for odds in (log_odds, other))
+    ]
+    assert (same_step[0] == same_step[1]).all(), "without stairs the global best is no worse"
+
+
 def test_a_same_step_optimum_over_stairs_looks_ahead() -> None:
     stair = CostTable(bias=0.0, requests=[(1, 0.0)], rows=[(1, 1.0), (2, 1.7), (3, 1.85)], draft=[(1, 0.0)])
     good, bad = np.array([[0.6, 0.55]]), np.array([[0.6, 0.01]])
     assert [int(best_budget(survival, stair)[0]) for survival in (good, bad)] == [2, 0]
+    assert [int(stop_early(survival, stair)) for survival in (good, bad)] == [0, 0]
