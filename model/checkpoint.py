@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,7 +22,7 @@ from torch import Tensor
 from whalepod.core.errors import CheckpointError
 
 from .config import ModelConfig
-from .tensor_layout import ModelRole, Storage, TensorSpec, specs_for_role, stored_names
+from .tensor_layout import ModelRole, Storage, TensorSpec, specs_for_role, stored_names, vision_specs
 from .weight_formats import decode_fp8_blocks, decode_fp8_rows, decode_mxfp4
 
 INDEX_FILE = "model.safetensors.index.json"
@@ -78,8 +78,33 @@ def load_tensors(
     Mixing coefficients (`hc_*`), `attn_sink` and the routing biases are kept in at least float32.
     Raises CheckpointError naming tensors that are missing, unexpected, misshapen or of a dtype that they cannot have.
     """
+    return _load(
+        directory, config, specs_for_role(config, role), dtype=dtype, wanted=wanted, device=device, progress=progress
+    )
+
+
+def load_vision_tensors(
+    directory: Path | str,
+    config: ModelConfig,
+    *,
+    dtype: torch.dtype = torch.bfloat16,
+    device: torch.device | str = "cpu",
+) -> dict[str, Tensor]:
+    """Every tensor of the vision encoder, as `load_tensors` gives those of the text model. Raises CheckpointError."""
+    return _load(directory, config, vision_specs(config), dtype=dtype, device=device)
+
+
+def _load(
+    directory: Path | str,
+    config: ModelConfig,
+    specs: Sequence[TensorSpec],
+    *,
+    dtype: torch.dtype,
+    wanted: Callable[[TensorSpec], bool] | None = None,
+    device: torch.device | str,
+    progress: Callable[[int, int], None] | None = None,
+) -> dict[str, Tensor]:
     with _Files(Path(directory)) as files:
-        specs = specs_for_role(config, role)
         files.check(specs, config)
         chosen = [s for s in specs if s.storage is not Storage.FP8_ROWS and (wanted is None or wanted(s))]
         total, read = sum(map(files.stored_bytes, chosen)), 0

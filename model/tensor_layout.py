@@ -20,8 +20,6 @@ class ModelRole(Enum):
     """The text model and its drafter."""
     ENCODER = "encoder"
     """The layers below the last KV source, and what that layer needs to write window, global and index rows."""
-    VISION = "vision"
-    """The vision encoder, and nothing of the text model."""
 
 
 class Storage(Enum):
@@ -109,10 +107,13 @@ def tensor_specs(config: ModelConfig) -> list[TensorSpec]:
 
 def specs_for_role(config: ModelConfig, role: ModelRole) -> list[TensorSpec]:
     """The tensors that a rank of this role reads."""
-    if role is ModelRole.VISION:
-        return [spec for spec in tensor_specs(config) if spec.part is Part.VISION]
     text = [spec for spec in tensor_specs(config) if spec.part is not Part.VISION]
     return text if role is ModelRole.FULL else [spec for spec in text if _encoder_needs(config, spec)]
+
+
+def vision_specs(config: ModelConfig) -> list[TensorSpec]:
+    """The tensors of the vision encoder; none if the model has none."""
+    return list(_vision(config))
 
 
 def stored_names(config: ModelConfig) -> set[str]:

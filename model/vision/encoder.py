@@ -11,10 +11,9 @@ from torch import Tensor
 
 from whalepod.core.errors import ConfigError
 from whalepod.kernels.numerics import whole_batches
-from whalepod.model.checkpoint import load_tensors
+from whalepod.model.checkpoint import load_vision_tensors
 from whalepod.model.config import ModelConfig
 from whalepod.model.projection import Weights
-from whalepod.model.tensor_layout import ModelRole
 
 from .aligner import Aligner
 from .grid import ImageGrid
@@ -43,7 +42,7 @@ class VisionEncoder:
         """From a checkpoint directory, of which only the vision tensors are read. Raises ConfigError or
         CheckpointError."""
         config = ModelConfig.from_dir(directory)
-        return cls(config, load_tensors(directory, config, role=ModelRole.VISION, dtype=dtype, device=device))
+        return cls(config, load_vision_tensors(directory, config, dtype=dtype, device=device))
 
     @property
     def dtype(self) -> torch.dtype:

@@ -13,9 +13,9 @@ from PIL import Image
 from tests.model.network_world import CHECKPOINT
 from whalepod.core.errors import ConfigError, InvalidFieldError
 from whalepod.kernels.numerics import whole_batches
-from whalepod.model.checkpoint import load_tensors
+from whalepod.model.checkpoint import load_vision_tensors
 from whalepod.model.config import ModelConfig
-from whalepod.model.tensor_layout import ModelRole, tensor_specs
+from whalepod.model.tensor_layout import tensor_specs
 from whalepod.model.vision.encoder import VisionEncoder
 from whalepod.model.vision.grid import ImageGrid
 from whalepod.model.vision.pixels import Patches, patches_of_bytes, patches_of_rgb
@@ -49,7 +49,7 @@ def test_an_image_has_the_same_bits_alone_and_in_any_batch(whole: bool) -> None:
 def test_a_span_is_a_start_lines_and_an_end() -> None:
     image = picture(64, 31)
     (span,), (rows,) = encoder().encode([image]), encoder().embeddings([image])
-    tensors = load_tensors(CHECKPOINT, ModelConfig.from_dir(CHECKPOINT), role=ModelRole.VISION, dtype=torch.float32)
+    tensors = load_vision_tensors(CHECKPOINT, ModelConfig.from_dir(CHECKPOINT), dtype=torch.float32)
     grid = image.grid
     assert len(span) == grid.tokens
     assert torch.equal(span[0], tensors["image_start"])
@@ -61,7 +61,7 @@ def test_a_span_is_a_start_lines_and_an_end() -> None:
 
 def test_the_role_reads_the_vision_tensors_and_no_other() -> None:
     config = ModelConfig.from_dir(CHECKPOINT)
-    read = load_tensors(CHECKPOINT, config, role=ModelRole.VISION)
+    read = load_vision_tensors(CHECKPOINT, config)
     vision = {s.name for s in tensor_specs(config) if s.name.startswith(("vision.", "aligner.", "image_"))}
     assert read.keys() == vision
 
