@@ -8,6 +8,7 @@ import signal
 from collections.abc import Iterator
 from multiprocessing.connection import Connection
 from multiprocessing.context import SpawnProcess
+from pathlib import Path
 
 import pytest
 import torch
@@ -38,8 +39,9 @@ def _serve(rank: int, size: int, port: int, pipe: Connection) -> None:
 
 
 @pytest.fixture
-def world() -> Iterator[World]:
-    """Three peers."""
+def world(monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
+    """Three peers. Each imports this file by its name, from the path that this process has."""
+    monkeypatch.syspath_prepend(Path(__file__).parents[3])
     context = multiprocessing.get_context("spawn")
     store = open_store("127.0.0.1", 0, is_host=True, timeout_s=TIMEOUT_S)
     started: World = []
