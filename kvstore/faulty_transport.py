@@ -79,13 +79,15 @@ class FaultyPlace:
 
 @dataclass(slots=True)
 class FaultyTransport:
-    """For one thread. `values` is what it holds, `steps` counts the faults drawn."""
+    """For one thread. `values` is what it holds, `steps` counts the faults drawn, `evicted` the values lost by
+    `Fault.EVICT`."""
 
     schedule: FaultSchedule
     clock: VirtualClock
     values: dict[bytes, bytes] = field(default_factory=dict[bytes, bytes])
     place: FaultyPlace = field(default_factory=FaultyPlace)
     steps: int = 0
+    evicted: int = 0
     _draw: Random = field(init=False)
     _written: list[bytes] = field(default_factory=list[bytes])
 
@@ -208,7 +210,7 @@ class FaultyTransport:
             case Fault.DROP:
                 self.clock.now_s = max(self.clock.now_s, deadline.at_s)
             case Fault.EVICT:
-                self.values.pop(key, None)
+                self.evicted += self.values.pop(key, None) is not None
             case Fault.FAIL_OVER:
                 for lost in self._written[-self._draw.randint(1, LOST_WRITES_MAX) :]:
                     self.values.pop(lost, None)
