@@ -11,6 +11,7 @@ from random import Random
 import pytest
 import xxhash
 
+from tests.kvstore.test_store_faults import LATE_S
 from tests.kvstore.values import LAYOUT, NAMESPACE, buffers, chain, payload_of, soon
 from whalepod.core.clock import SYSTEM_CLOCK, Deadline
 from whalepod.core.ids import Incarnation
@@ -183,14 +184,38 @@ def test_what_had_arrived_before_a_broken_stream_counts(ends: Ends, stream: byte
 
 
 @pytest.mark.parametrize("cut", [0, 3, 150, 3000, -1])
-def test_a_stream_that_stops_ends_at_the_deadline(ends: Ends, cut: int) -> None:
+def test_a_stream_that_stops_ends_at_the_deadline(cut: int) -> None:
     serve = sends(bulk(value_of(0)), bulk(value_of(1))[:cut])
-    deadline = soon(0.3)
-    done = read(ends, serve, deadline=deadline)
+    late_s: list[float] = []
+    # What is late by its making is so every time, what a busy machine holds up is not.
+    while len(late_s) < 3 and (not late_s or late_s[-1] >= LATE_S):
+        late_s.append(lateness_beside_a_sleeper(serve, soon(0.3)))
+    assert late_s[-1] < LATE_S, late_s
+
+
+def lateness_beside_a_sleeper(serve: Callable[[socket.socket], None], deadline: Deadline) -> float:
+    """Seconds past its deadline that a read which times out after one value ended, less what a thread that only slept
+    until then was late itself."""
+    slept_s: list[float] = []
+
+    def sleep() -> None:
+        threading.Event().wait(deadline.remaining_s())
+        slept_s.append(SYSTEM_CLOCK.monotonic_s() - deadline.at_s)
+
+    sleeper = threading.Thread(target=sleep)
+    sleeper.start()
+    ours, theirs = socket.socketpair()
+    connection = RespConnection(ours)
+    done = read((connection, theirs), serve, deadline=deadline)
+    late_s = SYSTEM_CLOCK.monotonic_s() - deadline.at_s
+    sleeper.join()
+    connection.close()
+    theirs.close()
     assert done.fault is not None
     assert done.fault.reason is FaultReason.TIMEOUT
     assert done.verified == [True] + [False] * 5
-    assert -0.02 < SYSTEM_CLOCK.monotonic_s() - deadline.at_s < 0.2
+    assert late_s > -0.02, "it waits for what may still come"
+    return late_s - max(0.0, slept_s[0])
 
 
 def test_requests_go_out_a_few_ahead_of_the_answers(ends: Ends, monkeypatch: pytest.MonkeyPatch) -> None:
