@@ -12,6 +12,7 @@ import pytest
 from tests.engine.engine_world import GREEDY, SEEDED, oracle, tiny_model
 from tests.engine.started_rank import StartedRank, tokens_of
 from tests.kvstore.redis_server import RedisServer, redis_binaries
+from tests.kvstore.test_store_faults import until
 from whalepod.core.ids import mint_incarnation
 from whalepod.engine.interface import EngineRequest, FinishReason, Handoff, HandoffEvent, Work
 from whalepod.kvstore.client import KvClient
@@ -70,6 +71,21 @@ def test_a_handoff_through_redis_changes_nothing(role: ModelRole, redis: RedisSe
     assert (end.cached_tokens, end.replayed_tokens) == (48, 0)
     assert tokens_of(after.events(warm)) == oracle(92, SEEDED)
     assert not [key for key in redis.call("KEYS", "*") if key.startswith(b"h:")]
+
+
+@pytest.mark.slow
+def test_a_handoff_that_nobody_reads_leaves_redis_with_its_requests_time_and_no_other_process_helps(
+    redis: RedisServer, open_rank: OpenRank
+) -> None:
+    rank = open_rank()
+    assert _prefilled(rank, rank.submit(45, work=Work.PREFILL, name="x", timeout_s=2.0)).stored
+
+    def handoffs() -> list[bytes]:
+        return [key for key in redis.call("KEYS", "*") if key.startswith(b"h:")]
+
+    assert len(handoffs()) == 1
+    assert until(lambda: not handoffs(), within_s=4)
+    assert redis.call("DBSIZE") > 0, "blocks stay"
 
 
 def test_a_store_that_dies_costs_time_only_and_hits_return_with_it(redis: RedisServer, open_rank: OpenRank) -> None:
