@@ -90,11 +90,25 @@ class Caretaker:
         return [block for admin in self._servers.all() for block in admin.blocks()]
 
     def purge(self, doomed: Callable[[StoredBlock], bool]) -> int:
-        """Remove blocks, and make every node cache forget what it has; returns how many there were."""
-        removed = 0
-        for admin in self._servers.all():
-            removed += admin.unlink(block.key for block in admin.blocks() if doomed(block))
-            admin.ask([b"SET", EPOCH_KEY, b"%d" % self._clock.unix_ms()])
+        """Remove blocks, then make every node cache forget what it has; returns how many there were. A server that does
+        not answer is left out, and said to be at the end."""
+        removed, told, fault = 0, False, None
+        admins = self._servers.all()
+        for admin in admins:
+            try:
+                removed += admin.unlink(block.key for block in admin.blocks() if doomed(block))
+            except StoreFault as lost:
+                fault = lost
+        # Only now: a cache that forgets sooner may read a block again from a server that still has it.
+        for admin in admins:
+            try:
+                told |= self._tell_caches(admin)
+            except StoreFault as lost:
+                fault = lost
+        if fault is None and admins and not told:
+            fault = StoreFault(FaultReason.UNAVAILABLE, "no server takes the epoch of a purge")
+        if fault is not None:
+            raise fault
         return removed
 
     def tend(self, *, evict: bool) -> int:
@@ -114,6 +128,11 @@ class Caretaker:
 
     def close(self) -> None:
         self._servers.close()
+
+    def _tell_caches(self, admin: StoreAdmin) -> bool:
+        """Whether the server has taken the epoch: of a cluster, the one that has its slot does."""
+        (reply,) = admin.ask([b"SET", EPOCH_KEY, b"%d" % self._clock.unix_ms()])
+        return reply == b"OK"
 
     def _tend(self, admin: StoreAdmin, others: Sequence[StoreAdmin], *, evict: bool) -> int:
         if not self._leads(admin):

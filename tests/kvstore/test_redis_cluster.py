@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -11,9 +12,14 @@ from tests.kvstore.conftest import BINARIES, OpenClient
 from tests.kvstore.redis_cluster import RedisCluster, end_move, migrate, move_slot
 from tests.kvstore.redis_server import RedisServer
 from tests.kvstore.test_store_faults import LATE_S, fetch, seconds_of, until
-from tests.kvstore.values import LAYOUT, chain, soon, to_put
+from tests.kvstore.values import LAYOUT, NAMESPACE, chain, soon, to_put
 from whalepod.core.clock import SYSTEM_CLOCK
+from whalepod.core.ids import Incarnation
 from whalepod.kvstore.caretaker import Caretaker
+from whalepod.kvstore.client import KvClient
+from whalepod.kvstore.node_cache import NodeCache
+from whalepod.kvstore.purge_watch import EPOCH_KEY
+from whalepod.kvstore.settings import StoreSettings
 from whalepod.kvstore.slot_map import slot_of
 from whalepod.kvstore.store_keys import block_store_key
 from whalepod.kvstore.value_format import HEADER_BYTES
@@ -108,6 +114,24 @@ def test_quotas_and_eviction_reach_every_primary_of_a_cluster(cluster: RedisClus
     rival = Caretaker([cluster.primaries[2].address], name="rival", quota_bytes=1, clock=SYSTEM_CLOCK, cluster=True)
     assert rival.tend(evict=False) == 0, "another looks after every one of them"
     rival.close()
+
+
+def test_f29_a_purge_reaches_every_primary_and_then_the_copies_on_nodes(cluster: RedisCluster, tmp_path: Path) -> None:
+    """Whichever primary has the slot of its epoch, and whichever nodes the purger and the reader were told of."""
+    keys = chain(256)
+    size = LAYOUT.payload_bytes
+    cache = NodeCache(tmp_path, namespace=NAMESPACE, payload_bytes=size, bytes_max=300 * size, clock=SYSTEM_CLOCK)
+    settings = StoreSettings(addresses=(cluster.primaries[0].address,), cluster=True, missing_life_s=0.0)
+    client = KvClient(settings, namespace=NAMESPACE, layout=LAYOUT, incarnation=Incarnation(1), cache=cache)
+    assert until(lambda: client.put_blocks(to_put(keys), deadline=soon()) == 256, within_s=5)
+    care = Caretaker([cluster.primaries[1].address], name="test", quota_bytes=None, clock=SYSTEM_CLOCK, cluster=True)
+    assert len([primary for primary in cluster.primaries if blocks_of(primary)]) == 3
+    assert care.purge(lambda block: block.hash != keys[0].hash) == 255
+    owner = cluster.primaries[slot_of(EPOCH_KEY) * 3 // 16384]
+    assert owner.call("PTTL", EPOCH_KEY) == -1, "it is there for good"
+    assert until(lambda: fetch(client, keys) == 1, within_s=3), "the cache still has them"
+    care.close()
+    client.close()
 
 
 def blocks_of(primary: RedisServer) -> list[bytes]:
