@@ -40,7 +40,8 @@ class DsparkSettings(BaseModel):
         default=None, description="what steps cost, from `whalepod bench verify-cost`; unset: all drafts are verified"
     )
     temperature_table: Path | None = Field(
-        default=None, description="calibration of confidences, from `whalepod dspark calibrate`; unset: none"
+        default=None,
+        description="calibration of confidences, from `whalepod dspark calibrate`; unset: the model's own, if any",
     )
     budget_lag: int = Field(
         default=2, ge=1, description="scheduled: age in steps of the confidences that a step is planned from"
@@ -70,8 +71,9 @@ class DsparkSettings(BaseModel):
                 raise ValueError(f"dspark.{name} is set, but dspark.draft_tokens is 0: nothing is drafted")
         return self
 
-    def options(self, model: ModelConfig) -> SpeculationOptions | None:
-        """For a rank of this model; None: it does not draft. Reads the tables. Raises ConfigError."""
+    def options(self, model: ModelConfig, *, directory: Path | None = None) -> SpeculationOptions | None:
+        """For a rank of this model, which lies in `directory`; None: it does not draft. Reads the tables. Raises
+        ConfigError."""
         wanted = SpeculationOptions(
             verification=self.verification,
             acceptance=self.acceptance,
@@ -86,4 +88,5 @@ class DsparkSettings(BaseModel):
             draft_tokens=self.draft_tokens,
             cost_table=self.cost_table,
             temperature_table=self.temperature_table,
+            directory=directory,
         )

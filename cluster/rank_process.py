@@ -14,6 +14,7 @@ import logging
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Protocol
 from wsgiref.simple_server import WSGIServer
 
@@ -403,6 +404,7 @@ class RankProcess:
 def rank_options(config: ClusterConfig, role: RankRole, model: ModelConfig) -> RankOptions:
     """What a rank of this role may hold and do in a step. Raises ConfigError."""
     pool: PrefillSettings | DecodeSettings = config.prefill if role.is_prefill else config.decode
+    directory = None if config.model is None else Path(config.model)
     return RankOptions(
         slots=pool.slots,
         soft_slots=max(32, 2 * pool.slots),  # a router sends so many (`rank_table.py`)
@@ -412,5 +414,5 @@ def rank_options(config: ClusterConfig, role: RankRole, model: ModelConfig) -> R
         chunk_tokens_beside_decode=min(pool.chunk_tokens, config.decode.chunk_tokens),
         context_tokens_max=config.engine.context_tokens_max,
         async_scheduling=config.engine.async_scheduling,
-        speculation=None if role.is_prefill else config.dspark.options(model),
+        speculation=None if role.is_prefill else config.dspark.options(model, directory=directory),
     )

@@ -124,7 +124,7 @@ class LLM:
             async_scheduling=_number(upstream, "engine.async_scheduling") != 0
             if async_scheduling is None
             else async_scheduling,
-            speculation=_speculation(upstream, loaded.config, draft_tokens),
+            speculation=_speculation(upstream, loaded.config, draft_tokens, Path(directory)),
         )
         self._tokenizer = loaded.tokenizer
         self._config = loaded.config
@@ -296,7 +296,7 @@ def _number(upstream: Mapping[str, str], key: str) -> int | None:
 
 
 def _speculation(
-    upstream: Mapping[str, str], model: ModelConfig, draft_tokens: int | None
+    upstream: Mapping[str, str], model: ModelConfig, draft_tokens: int | None, directory: Path
 ) -> SpeculationOptions | None:
     """Raises ConfigError."""
     texts = {key.removeprefix("dspark."): text for key, text in upstream.items() if key.startswith("dspark.")}
@@ -312,6 +312,7 @@ def _speculation(
         draft_tokens=_number(upstream, "dspark.draft_tokens") if draft_tokens is None else draft_tokens,
         cost_table=Path(texts["cost_table"]) if "cost_table" in texts else None,
         temperature_table=Path(texts["temperature_table"]) if "temperature_table" in texts else None,
+        directory=directory,
     )
 
 

@@ -6,6 +6,7 @@ import logging
 from dataclasses import dataclass, replace
 from enum import Enum
 from pathlib import Path
+from typing import Final
 
 from whalepod.core.errors import ConfigError
 from whalepod.engine.interface import EngineRequest, Fidelity
@@ -13,6 +14,9 @@ from whalepod.model.config import ModelConfig
 
 from .calibration import Calibration
 from .cost_table import CostTable
+
+TEMPERATURES_FILE: Final = "dspark_temperatures.json"
+"""In a model's directory: the temperature table that is taken if none is named."""
 
 log = logging.getLogger(__name__)
 
@@ -117,9 +121,11 @@ def speculation_for(
     draft_tokens: int | None,
     cost_table: Path | None,
     temperature_table: Path | None,
+    directory: Path | None = None,
 ) -> SpeculationOptions | None:
     """`wanted` for this model, with so many drafts and these tables; None: it does not draft. `draft_tokens` None: as
-    many as the model can. Raises ConfigError."""
+    many as the model can. `temperature_table` None: the one in the model's `directory`, if it is for so many drafts.
+    Raises ConfigError."""
     able = model.dspark_block_size if model.num_nextn_predict_layers else 0
     drafts = able if draft_tokens is None else draft_tokens
     if not drafts:
@@ -133,5 +139,15 @@ def speculation_for(
         wanted,
         draft_tokens=drafts,
         cost=None if cost_table is None else CostTable.read(cost_table),
-        calibration=None if temperature_table is None else Calibration.read(temperature_table),
+        calibration=_calibration(temperature_table, directory, drafts),
     )
+
+
+def _calibration(named: Path | None, directory: Path | None, drafts: int) -> Calibration | None:
+    if named is not None:
+        return Calibration.read(named)
+    beside = None if directory is None else directory / TEMPERATURES_FILE
+    if beside is None or not beside.exists():
+        return None
+    found = Calibration.read(beside)
+    return found if len(found.temperatures) == drafts else None

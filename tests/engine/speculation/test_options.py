@@ -13,7 +13,13 @@ from whalepod.engine.interface import Fidelity
 from whalepod.engine.sampling_params import SamplingParams
 from whalepod.engine.speculation.calibration import Calibration
 from whalepod.engine.speculation.cost_table import CostTable
-from whalepod.engine.speculation.options import Acceptance, SpeculationOptions, Verification, speculation_for
+from whalepod.engine.speculation.options import (
+    TEMPERATURES_FILE,
+    Acceptance,
+    SpeculationOptions,
+    Verification,
+    speculation_for,
+)
 
 
 @pytest.mark.parametrize(
@@ -66,6 +72,26 @@ def test_by_default_a_model_drafts_what_it_can() -> None:
     assert [drafts(None), drafts(3), drafts(0), drafts(None, blocks=0)] == [5, 3, 0, 0]
     with pytest.raises(ConfigError, match="cannot be read"):
         speculation_for(config, wanted, draft_tokens=None, cost_table=Path("missing.json"), temperature_table=None)
+
+
+def test_the_temperatures_beside_a_model_are_taken_if_they_are_for_so_many_drafts(tmp_path: Path) -> None:
+    config, wanted = tiny_model().config, SpeculationOptions()
+    own = Calibration([1.0, 2.0], 100, [0, 0], [0, 0], [0.5, 0.5], [0, 0])
+    named = Calibration([3.0, 4.0], 100, [0, 0], [0, 0], [0.5, 0.5], [0, 0])
+    named.write(tmp_path / "named.json")
+
+    def temperatures(drafts: int, table: Path | None = None) -> list[float] | None:
+        options = speculation_for(
+            config, wanted, draft_tokens=drafts, cost_table=None, temperature_table=table, directory=tmp_path
+        )
+        assert options is not None
+        return None if options.calibration is None else list(options.calibration.temperatures)
+
+    assert temperatures(2) is None
+    own.write(tmp_path / TEMPERATURES_FILE)
+    assert temperatures(2) == [1, 2]
+    assert temperatures(3) is None
+    assert temperatures(2, tmp_path / "named.json") == [3, 4]
 
 
 def test_seeded_and_exact_requests_are_coupled_unless_rejection_is_asked_for() -> None:
