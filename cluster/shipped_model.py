@@ -1,4 +1,5 @@
-"""The model that is served when none is named: written once into the user's cache, by the code that ships."""
+"""The model that is served when none is named: the one in the package. While there is none, a random one, written once
+into the user's cache."""
 
 from __future__ import annotations
 
@@ -19,7 +20,11 @@ _WRITTEN_BY = (
 
 
 def shipped_model_dir(cache_dir: Path) -> Path:
-    """The checkpoint directory, written if it is not there, which takes some seconds. Raises CheckpointError."""
+    """The checkpoint directory; a random one is written if it is not there, which takes some seconds. Raises
+    CheckpointError."""
+    packaged = Path(str(resources.files("whalepod").joinpath("models", SHIPPED_MODEL_NAME)))
+    if (packaged / "config.json").is_file():
+        return packaged.resolve()
     directory = cache_dir / f"{SHIPPED_MODEL_NAME}-{_fingerprint()}"
     if directory.is_dir():
         return directory

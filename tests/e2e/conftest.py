@@ -1,4 +1,4 @@
-"""One served cluster for the tests of a module."""
+"""One served cluster for the tests of a module, of random weights."""
 
 from __future__ import annotations
 

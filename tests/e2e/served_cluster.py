@@ -19,7 +19,9 @@ import psutil
 
 from whalepod.cluster.config import ClusterConfig
 from whalepod.cluster.free_ports import with_free_ports
+from whalepod.cluster.shipped_model import SHIPPED_MODEL_NAME
 from whalepod.core.clock import Deadline
+from whalepod.model.tiny_checkpoint import write_tiny_checkpoint
 
 READY_S = 90.0
 
@@ -87,9 +89,11 @@ class ServedCluster:
 
 
 @contextmanager
-def served_cluster(directory: Path, *flags: str, search_from: int) -> Generator[ServedCluster]:
+def served_cluster(
+    directory: Path, *flags: str, search_from: int, shipped_model: bool = False
+) -> Generator[ServedCluster]:
     """A cluster that has said that it is ready. It is ended with the block, and nothing of it may be left."""
-    cluster = start_serving(directory, *flags, search_from=search_from)
+    cluster = start_serving(directory, *flags, search_from=search_from, shipped_model=shipped_model)
     try:
         cluster.wait_for_line("^ready after")
         yield cluster
@@ -100,8 +104,12 @@ def served_cluster(directory: Path, *flags: str, search_from: int) -> Generator[
         assert not alive
 
 
-def start_serving(directory: Path, *flags: str, search_from: int) -> ServedCluster:
+def start_serving(directory: Path, *flags: str, search_from: int, shipped_model: bool = False) -> ServedCluster:
+    """Of random weights, so that no answer depends on what a model has learned, or with the model that ships."""
     config = with_free_ports(ClusterConfig(), search_from=search_from)
+    if not shipped_model:
+        write_tiny_checkpoint(directory / "model")
+        flags = (*flags, "--model", str(directory / "model"), "--served-model-name", SHIPPED_MODEL_NAME)
     ports = {
         "http": config.router.http_port,
         "grpc": config.router.grpc_port,

@@ -1,4 +1,4 @@
-"""`whalepod serve`, from the printed curl line to the last process."""
+"""`whalepod serve` without a word, from the printed curl line to the last process."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import os
 import shlex
 import signal
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +16,20 @@ import openai
 import psutil
 import pytest
 
-from tests.e2e.served_cluster import ServedCluster, start_serving
+from tests.e2e.served_cluster import ServedCluster, served_cluster, start_serving
+from whalepod.cli.user_dirs import cache_dir
+from whalepod.cluster.shipped_model import shipped_model_dir
 from whalepod.core.ids import mint_request_id
+from whalepod.model.config import ModelConfig
 
 PROMPT = "It was a bright cold day, and the clocks were striking. " * 12
+
+
+@pytest.fixture(scope="module", name="cluster")
+def cluster_of_the_shipped_model(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedCluster]:
+    flags = ("--log-level", "warning")
+    with served_cluster(tmp_path_factory.mktemp("serve"), *flags, search_from=27_000, shipped_model=True) as cluster:
+        yield cluster
 
 
 def completion(cluster: ServedCluster, prompt: str = PROMPT, **fields: object) -> dict[str, object]:
@@ -46,7 +57,8 @@ def test_the_same_prompt_twice_is_a_hit_up_to_the_kept_rows_and_the_same_answer(
     assert isinstance(usage[0], dict)
     assert isinstance(usage[1], dict)
     length = usage[1]["prompt_tokens"]
-    block_tokens, kept_rows = 64, 44
+    config = ModelConfig.from_dir(shipped_model_dir(cache_dir() / "models"))
+    block_tokens, kept_rows = config.block_tokens, config.kept_rows
     assert length > 2 * block_tokens + kept_rows
     assert usage[0]["prompt_tokens_details"]["cached_tokens"] == 0
     assert usage[1]["prompt_tokens_details"]["cached_tokens"] == (length - kept_rows) // block_tokens * block_tokens
