@@ -155,6 +155,9 @@ class RouterSettings(_Section):
     )
     retry_max: int = Field(default=2, ge=0, description="further attempts after one that was lost")
     drain_seconds: float = Field(default=30.0, ge=0, description="how long a stopping process lets its requests finish")
+    image_hosts: tuple[str, ...] = Field(
+        default=(), description="hosts whose images are fetched though their addresses are private; http will do there"
+    )
     trust_tenant_header: bool = Field(
         default=False, description="take the tenant from x-tenant-id, which a proxy has set"
     )

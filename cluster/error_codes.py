@@ -20,6 +20,7 @@ from whalepod.core.errors import (
     ContextLengthError,
     DeadlineError,
     ForbiddenError,
+    ImageError,
     InternalError,
     InvalidFieldError,
     ModelNotFoundError,
@@ -47,6 +48,7 @@ ERROR_CODES: Mapping[str, ErrorCode] = {
     "request": ErrorCode(RequestError, grpc.StatusCode.INVALID_ARGUMENT),
     "invalid_field": ErrorCode(InvalidFieldError, grpc.StatusCode.INVALID_ARGUMENT),
     "context_length": ErrorCode(ContextLengthError, grpc.StatusCode.INVALID_ARGUMENT),
+    "image": ErrorCode(ImageError, grpc.StatusCode.INVALID_ARGUMENT),
     "model_not_found": ErrorCode(ModelNotFoundError, grpc.StatusCode.NOT_FOUND),
     "authentication": ErrorCode(AuthenticationError, grpc.StatusCode.UNAUTHENTICATED),
     "forbidden": ErrorCode(ForbiddenError, grpc.StatusCode.PERMISSION_DENIED),
@@ -62,6 +64,7 @@ KINDS: Mapping[type[ServingError], str] = {code.error_class: kind for kind, code
 
 ATTRIBUTES: Mapping[str, type[str] | type[int] | type[float]] = {
     "field": str,
+    "kind": str,
     "tokens": int,
     "tokens_max": int,
     "retry_after_s": float,

@@ -28,6 +28,7 @@ from whalepod.core.clock import SYSTEM_CLOCK, Clock, Deadline
 from whalepod.core.credentials import ClusterSecret
 from whalepod.core.errors import ConfigError, InternalError
 from whalepod.core.ids import Incarnation, RankId, mint_incarnation
+from whalepod.engine.inline_spans import inline_spans
 from whalepod.engine.interface import Fidelity, RankLoad, StepEvent
 from whalepod.engine.memory_plan import plan_memory
 from whalepod.engine.options import RankOptions
@@ -347,6 +348,7 @@ class RankProcess:
             on_step=self._on_step,
             on_failure=self._on_failure,
             on_work=count_work,
+            spans=inline_spans(config.model_dir, self._model),
             clock=self._clock,
         )
         return self._engine

@@ -16,7 +16,7 @@ from whalepod.engine.interface import EngineRequest, Work
 from whalepod.kvstore.store_keys import owner_tag
 from whalepod.rpc.common.v1 import common_pb2
 
-from .wire import fidelity_from_proto, sampling_from_proto
+from .wire import fidelity_from_proto, image_from_proto, sampling_from_proto
 
 CLOCK_SKEW_MS = 5_000
 """How far the clocks of a router and a rank may differ before a fresh ticket looks expired."""
@@ -71,6 +71,8 @@ def engine_request_from_ticket(
         priority=ticket.priority,
         branch=ticket.branch,
         branch_of=RequestId(ticket.branch_of) if ticket.branch_of else None,
+        images=tuple(map(image_from_proto, ticket.images)),
+        vision_ranks=tuple(ticket.vision_ranks),
     )
 
 

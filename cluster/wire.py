@@ -12,8 +12,10 @@ from collections.abc import Mapping
 from whalepod.core.errors import InvalidFieldError
 from whalepod.engine.grammar.errors import GrammarError
 from whalepod.engine.grammar.spec import GrammarKind, GrammarSpec
+from whalepod.engine.images import RequestImage
 from whalepod.engine.interface import Fidelity, FinishReason, Handoff, RankLoad, SampledToken, SnapshotKind
 from whalepod.engine.sampling_params import SamplingParams
+from whalepod.model.vision.preparation import content_hash
 from whalepod.rpc.common.v1 import common_pb2
 from whalepod.rpc.prefill.v1 import prefill_pb2
 
@@ -111,6 +113,24 @@ def _grammar_from_proto(message: common_pb2.Grammar) -> GrammarSpec:
         raise InvalidFieldError("grammar", f"grammar: unknown kind {message.kind!r}") from None
     except GrammarError as error:
         raise InvalidFieldError("grammar", f"grammar: {error}") from error
+
+
+def image_to_proto(image: RequestImage) -> common_pb2.Image:
+    return common_pb2.Image(
+        start=image.start, tokens=image.tokens, width=image.width, height=image.height, data=image.data
+    )
+
+
+def image_from_proto(message: common_pb2.Image) -> RequestImage:
+    """The hash is taken anew: it names what was received."""
+    return RequestImage(
+        start=message.start,
+        tokens=message.tokens,
+        content_hash=content_hash(message.data, message.width, message.height),
+        data=message.data,
+        width=message.width,
+        height=message.height,
+    )
 
 
 def token_to_proto(token: SampledToken) -> common_pb2.Token:

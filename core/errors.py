@@ -4,6 +4,7 @@ ServingError
     RequestError            the caller's fault, never retried
         InvalidFieldError       a field has a bad value; names it
             ContextLengthError
+            ImageError              an image that cannot be used; says of which kind the trouble is
         ModelNotFoundError
         AuthenticationError
         ForbiddenError          who asks is known, and may not
@@ -42,6 +43,15 @@ class ContextLengthError(InvalidFieldError):
         super().__init__(field, f"this model's context is {tokens_max} tokens, but the request needs {tokens}")
         self.tokens = tokens
         self.tokens_max = tokens_max
+
+
+class ImageError(InvalidFieldError):
+    """The message begins with the image's place within `field`. `kind` is the prompt layer's word for what is wrong, as
+    in `UnsupportedMediaType`."""
+
+    def __init__(self, field: str, kind: str, message: str, *, place: str = "") -> None:
+        super().__init__(field, f"{place}: {message}" if place else message)
+        self.kind = kind
 
 
 class ModelNotFoundError(RequestError):

@@ -9,6 +9,7 @@ from whalepod.core.errors import ContextLengthError, InternalError, InvalidField
 from whalepod.model.tensor_layout import ModelRole
 
 from .interface import EngineRequest, Work
+from .rank_model import RankModel
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,6 +20,8 @@ class RequestChecks:
     vocab_size: int
     block_tokens: int
     context_tokens_max: int
+    image_token_id: int | None = None
+    """None: this rank has no way to the rows of images."""
 
     def check(self, request: EngineRequest) -> None:
         """Raises ContextLengthError, InvalidFieldError or InternalError (a request that no service should send)."""
@@ -34,6 +37,7 @@ class RequestChecks:
         if request.sampling.n != 1 or request.sampling.stop:
             raise InternalError("a rank makes one choice, and looks for no stop string")
         self._check_sampling(request)
+        self._check_images(request)
         if self.role is ModelRole.ENCODER and request.work is not Work.PREFILL:
             raise InternalError("this rank holds no layers above the last KV source: it cannot generate")
         if request.await_handoff and request.work is not Work.GENERATE:
@@ -55,3 +59,25 @@ class RequestChecks:
         for field, ids in named.items():
             if any(not 0 <= token_id < self.vocab_size for token_id in ids):
                 raise InvalidFieldError(field, f"{field} must name token ids in [0, {self.vocab_size})")
+
+    def _check_images(self, request: EngineRequest) -> None:
+        if request.images and self.image_token_id is None:
+            raise InternalError("this rank takes no images")
+        before = 0
+        for image in request.images:
+            ids = request.prompt_ids[image.start : image.end]
+            if image.start < before or len(ids) != image.tokens or set(ids) != {self.image_token_id}:
+                raise InternalError(f"no span of {image.tokens} image tokens begins at {image.start} in the prompt")
+            before = image.end
+
+
+def request_checks(model: RankModel, context_tokens_max: int, *, sees_images: bool) -> RequestChecks:
+    """Of a rank of `model`. `sees_images`: it has a way to their rows."""
+    config = model.config
+    return RequestChecks(
+        model.role,
+        config.vocab_size,
+        model.block_tokens,
+        context_tokens_max,
+        config.image_token_id if sees_images else None,
+    )

@@ -17,6 +17,7 @@ from collections.abc import Sequence as Ordered
 from whalepod.core.ids import RequestId
 from whalepod.core.lifecycle import Phase
 
+from .images import same_images
 from .publishing import Publisher
 from .sequence import Sequence
 
@@ -65,6 +66,7 @@ def wait_for_blocks(sequence: Sequence, sequences: Mapping[RequestId, Sequence])
         and first.phase in (Phase.WAITING, Phase.LOADING)
         and first.request.chain_root == request.chain_root
         and first.request.prompt_ids == request.prompt_ids
+        and same_images(first.request.images, request.images)
     ):
         _follow(sequence, first)
 
@@ -102,4 +104,5 @@ def _are_alike(first: Sequence, sequence: Sequence) -> bool:
         and (one.work, one.fidelity, one.chain_root) == (other.work, other.fidelity, other.chain_root)
         and first.truncates == sequence.truncates
         and first.tokens == sequence.tokens
+        and same_images(one.images, other.images)
     )

@@ -18,10 +18,10 @@ from whalepod.core.lifecycle import Outcome, Phase
 from whalepod.model.tensor_layout import ModelRole
 
 from . import branching
-from .admission import RequestChecks
+from .admission import request_checks
 from .block_pool import BlockPool, SlotPool
 from .committing import End, commit_tokens, judge
-from .device import Device, RowResult
+from .device import RowResult
 from .expiry import Expiry
 from .finish import OUTCOMES, Finish
 from .grammar.compiler import rank_compiler
@@ -39,7 +39,7 @@ from .interface import (
 )
 from .memory_plan import MemoryPlan, plan_memory
 from .options import RankOptions
-from .pipeline import Pipeline
+from .pipeline import new_pipeline
 from .publishing import Publisher, finished_handoff
 from .rank_model import RankModel
 from .report import Report
@@ -48,13 +48,12 @@ from .restoring import Restorer
 from .runner import StepRunner
 from .scheduler import PlannedRows, Scheduler, step_limits
 from .sequence import Leaving, Sequence, new_sequence
-from .speculation.budget import new_planner
-from .speculation.speculator import Speculator
+from .span_rows import SpanLoader, SpanReady, SpanSource
 from .state_image import StateImage
 from .state_store import Answer, Loaded, Prefetched, RoomFreed, StateStore
-from .transfers import Transfers
+from .transfers import Transfers, new_transfers
 
-Delivery = Answer | GrammarReady
+Delivery = Answer | GrammarReady | SpanReady
 
 
 class Engine:
@@ -68,18 +67,18 @@ class Engine:
         *,
         store: StateStore | None,
         deliver: Callable[[Delivery], None],
+        spans: SpanSource | None = None,
         instrument: Callable[[StepRunner], StepRunner] | None = None,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
-        """Allocates the caches. `instrument` puts something between the engine and its network.
+        """Allocates the caches. `spans` None: no request may have images. `instrument` puts something between the
+        engine and its network.
 
         Raises ConfigError if the memory plan or a limit does not fit the model.
         """
         config, boundaries = model.config, model.boundaries
         self.memory: MemoryPlan = plan_memory(model, options)
-        self.checks = RequestChecks(
-            model.role, config.vocab_size, boundaries.block_tokens, self.memory.context_tokens_max
-        )
+        self.checks = request_checks(model, self.memory.context_tokens_max, sees_images=spans is not None)
         self._model = model
         self._boundaries = boundaries
         self._clock = clock
@@ -91,14 +90,7 @@ class Engine:
         image = StateImage(caches, config)
         self.transfers: Transfers | None = None
         if store is not None:
-            self.transfers = Transfers(
-                store,
-                block_bytes=image.block_layout.payload_bytes,
-                queue_bytes_max=options.publish_queue_bytes,
-                write_timeout_s=options.publish_timeout_s,
-                deliver=deliver,
-                clock=clock,
-            )
+            self.transfers = new_transfers(store, image.block_layout, options, deliver=deliver, clock=clock)
         self._restorer = Restorer(
             image=image, pool=pool, boundaries=boundaries, transfers=self.transfers, options=options
         )
@@ -119,7 +111,17 @@ class Engine:
         )
         runner = step_runner(model, caches)
         self._runner: StepRunner = runner if instrument is None else instrument(runner)
-        self._pipeline = self._new_pipeline(options)
+        self._pipeline = new_pipeline(
+            model,
+            options,
+            runner=self._runner,
+            slots=self.memory.slots,
+            scheduler=self._scheduler,
+            guide=self._guide,
+            observe=self._restorer.worth.note_step,
+            clock=clock,
+        )
+        self._span_loader = None if spans is None else SpanLoader(spans, deliver)
         self.preempted = 0
         """How often a request had to give up what it held."""
         self._sequences: dict[RequestId, Sequence] = {}
@@ -192,6 +194,9 @@ class Engine:
         if isinstance(answer, GrammarReady):
             self._grammar_ready(answer)
             return
+        if isinstance(answer, SpanReady):
+            self._span_ready(answer)
+            return
         if isinstance(answer, Prefetched):
             self._restorer.prefetched(self._live(answer.job.request_id, answer.job.attempt), answer)
             return
@@ -212,6 +217,13 @@ class Engine:
         except ServingError as error:
             self._end_with_error(sequence, error)
 
+    def _span_ready(self, ready: SpanReady) -> None:
+        sequence = self._live(ready.request_id, ready.attempt)
+        if sequence is not None and self._span_loader is not None:
+            error = self._span_loader.complete(sequence, ready)
+            if error is not None:
+                self._end_with_error(sequence, error)
+
     # What the thread around it wants to know.
 
     def take_works(self) -> list[StepWork]:
@@ -228,8 +240,11 @@ class Engine:
 
     @property
     def compiling(self) -> bool:
-        """A request waits for its grammar: an answer will come."""
-        return any(sequence.compiling for sequence in self._scheduler.waiting)
+        """A request waits for its grammar, or for rows of an image: an answer will come."""
+        scheduler = self._scheduler
+        return any(sequence.compiling for sequence in scheduler.waiting) or any(
+            sequence.spans_coming for sequence in scheduler.holding
+        )
 
     def waiting_counts(self) -> tuple[int, int]:
         """Requests that hold nothing yet, and how many of those await a hand-off."""
@@ -241,21 +256,7 @@ class Engine:
         return self._expiry.remaining_s() if self._sequences else None
 
     def load(self) -> RankLoad:
-        scheduler = self._scheduler
-        queued = sum(
-            sequence.rows_pending
-            for sequences in (scheduler.waiting, scheduler.holding)
-            for sequence in sequences
-            if sequence.phase is not Phase.DECODING
-        )
-        return RankLoad(
-            running=len(scheduler.holding),
-            waiting=len(scheduler.waiting),
-            blocks_free=scheduler.blocks.blocks_free,
-            blocks_total=scheduler.blocks.blocks_total,
-            prefill_tokens_queued=queued,
-            slots_total=scheduler.slots.slots_total,
-        )
+        return self._scheduler.load()
 
     def check(self) -> None:
         """Assert that blocks and slots are conserved."""
@@ -266,6 +267,8 @@ class Engine:
         """End what is done beside it for its requests. The caches live as long as it does."""
         self._pipeline.close()
         self._guide.close()
+        if self._span_loader is not None:
+            self._span_loader.close()
         if self.transfers is not None:
             self.transfers.close()
 
@@ -312,10 +315,16 @@ class Engine:
         self._publisher.handoff_read(sequence)
         if sequence.cached_tokens is None:
             sequence.cached_tokens, sequence.replayed_tokens = plan.boundary, plan.replayed_tokens
+        self._want_spans(sequence)
         decoding = sequence.computed >= sequence.prompt_tokens and sequence.rows_pending == 1
         sequence.advance(Phase.DECODING if decoding else Phase.PREFILLING)
         if not sequence.rows_pending:
             self._rows_done(sequence)
+
+    def _want_spans(self, sequence: Sequence) -> None:
+        """Rows of it were computed or restored: other images may be needed now."""
+        if self._span_loader is not None and sequence.request.images:
+            self._span_loader.want(sequence)
 
     def _preempt(self, victim: Sequence) -> None:
         self.preempted += 1
@@ -335,6 +344,7 @@ class Engine:
             self._end_with_error(sequence, result if known else InternalError("the model failed on this request"))
             return
         sequence.computed += planned.end - planned.start
+        self._want_spans(sequence)
         self._publisher.commit_rows(sequence)
         if sequence.followers:
             branching.fork(sequence, self._publisher)
@@ -409,31 +419,6 @@ class Engine:
     def _live(self, request_id: RequestId, attempt: int) -> Sequence | None:
         sequence = self._sequences.get(request_id)
         return sequence if sequence is not None and sequence.request.attempt == attempt else None
-
-    def _new_pipeline(self, options: RankOptions) -> Pipeline:
-        config, ahead = self._model.config, options.async_scheduling
-        speculator = planner = None
-        if options.speculation is not None:
-            options.speculation.check(config, weights=self._model.weights, slots=self.memory.slots)
-            speculator = Speculator(options.speculation, self._runner.draft, clock=self._clock)
-            planner = new_planner(options.speculation)
-        device = Device(
-            self._runner,
-            slots=self.memory.slots,
-            look_back=config.engram_max_ngram_size - 1,
-            ahead=ahead,
-            clock=self._clock,
-            speculator=speculator,
-        )
-        return Pipeline(
-            device,
-            scheduler=self._scheduler,
-            guide=self._guide,
-            config=config,
-            steps_ahead=int(ahead),
-            planner=planner,
-            observe=self._restorer.worth.note_step,
-        )
 
     def _new_sequence(self, request: EngineRequest) -> Sequence:
         self._arrivals += 1

@@ -19,6 +19,7 @@ from whalepod.core.clock import Deadline
 from whalepod.core.errors import ServingError
 from whalepod.core.ids import RequestId
 
+from .images import RequestImage
 from .sampling_params import SamplingParams
 from .speculation.statistics import SpeculationWork
 
@@ -85,6 +86,10 @@ class EngineRequest:
     branch_of: RequestId | None = None
     """Of a choice above 0: the request that is choice 0. Where both meet before its prompt is computed, it is computed
     once for both, and they share its blocks."""
+    images: Sequence[RequestImage] = ()
+    """Of the prompt, in order. Every id of their spans is the image token's."""
+    vision_ranks: Sequence[str] = ()
+    """Addresses of ranks that can encode them, the best first."""
 
 
 class SampledToken(NamedTuple):

@@ -27,8 +27,11 @@ from whalepod.core.upstream_variables import SETTINGS, check_fidelity, upstream_
 from whalepod.model.config import ModelConfig
 from whalepod.model.detokenizer import Detokenizer
 from whalepod.model.prompt import PromptEncoder
+from whalepod.model.vision.preparation import PlacedImage
 
 from .engine import Delivery, Engine
+from .images import RequestImage, block_extras
+from .inline_spans import inline_spans
 from .interface import (
     EngineRequest,
     Fidelity,
@@ -129,7 +132,8 @@ class LLM:
         self._tokenizer = loaded.tokenizer
         self._config = loaded.config
         self._answers: SimpleQueue[Delivery] = SimpleQueue()
-        self._engine = Engine(loaded, options, store=None, deliver=self._answers.put)
+        spans = inline_spans(directory, loaded)
+        self._engine = Engine(loaded, options, store=None, deliver=self._answers.put, spans=spans)
         self._namespace = loaded.namespace
         self._block_tokens = loaded.block_tokens
         self._context_tokens = self._engine.memory.context_tokens_max
@@ -176,10 +180,24 @@ class LLM:
             self._encoder.chat(
                 {"model": SERVED_NAME, "messages": list(conversation), "thinking": kind, "max_tokens": 1},
                 context_tokens=self._context_tokens,
-            ).prompt_ids
+            )
             for conversation in conversations
         ]
-        return self._answer([tuple(prompt) for prompt in prompts], params, use_tqdm=use_tqdm)
+        return self.generate_with_images(
+            [(prompt.prompt_ids, prompt.images) for prompt in prompts], params, use_tqdm=use_tqdm
+        )
+
+    def generate_with_images(
+        self,
+        prompts: Sequence[tuple[Sequence[int], Sequence[PlacedImage]]],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        use_tqdm: bool = False,
+    ) -> list[RequestOutput]:
+        """As `generate`, for prompts of ids and the images in them."""
+        listed = [tuple(ids) for ids, _ in prompts]
+        images = [tuple(map(RequestImage.of, placed)) for _, placed in prompts]
+        return self._answer(listed, params, images=images, use_tqdm=use_tqdm)
 
     @cached_property
     def _encoder(self) -> PromptEncoder:
@@ -191,6 +209,7 @@ class LLM:
         params: SamplingParams | Sequence[SamplingParams] | None,
         *,
         priority: Sequence[int] | None = None,
+        images: Sequence[tuple[RequestImage, ...]] | None = None,
         use_tqdm: bool,
     ) -> list[RequestOutput]:
         each = [params or SamplingParams()] * len(listed) if not isinstance(params, Sequence) else list(params)
@@ -199,7 +218,8 @@ class LLM:
         turns = [0] * len(listed) if priority is None else priority
         if len(turns) != len(listed):
             raise ValueError(f"{len(listed)} prompts, but {len(turns)} priorities")
-        asked = [self._ask(*one) for one in zip(listed, each, turns, strict=True)]
+        pictures = [()] * len(listed) if images is None else images
+        asked = [self._ask(*one) for one in zip(listed, each, turns, pictures, strict=True)]
         choices = {choice.request_id: (choice, one) for one in asked for choice in one.choices}
         with _bar(shown=use_tqdm) as bar:
             refused = sum(choice.ended for choice, _ in choices.values())
@@ -228,7 +248,9 @@ class LLM:
         """End the processes beside it that compile grammars. Nothing can be generated any more."""
         self._engine.close()
 
-    def _ask(self, prompt: tuple[int, ...], sampling: SamplingParams, priority: int) -> _Asked:
+    def _ask(
+        self, prompt: tuple[int, ...], sampling: SamplingParams, priority: int, images: tuple[RequestImage, ...]
+    ) -> _Asked:
         """Submit a request for each choice of a prompt. What is refused has ended."""
         choices = [self._new_choice(sampling) for _ in range(sampling.n)]
         request = EngineRequest(
@@ -239,6 +261,7 @@ class LLM:
             fidelity=self._fidelity,
             deadline=Deadline(math.inf),
             priority=priority,
+            images=images,
         )
         try:
             self._engine.checks.check(request)
@@ -253,7 +276,8 @@ class LLM:
         """The requests of all choices. Several share blocks, under names that no other request can know."""
         if len(request_ids) > 1:
             root = chain_root(self._namespace, salt=request.request_id)
-            hashes = derive_block_hashes(request.prompt_ids, root=root, block_tokens=self._block_tokens)
+            extras = block_extras(request.images, block_tokens=self._block_tokens)
+            hashes = derive_block_hashes(request.prompt_ids, root=root, block_tokens=self._block_tokens, extras=extras)
             request = replace(request, chain_root=root, block_hashes=hashes)
         yield request
         for branch, request_id in enumerate(request_ids[1:], start=1):
@@ -271,7 +295,7 @@ class LLM:
     def _events(self) -> Iterator[StepEvent]:
         """Everything that happens until all requests have ended."""
         while True:
-            # Only grammars are waited for: what runs goes on while they are compiled.
+            # Only grammars and images are waited for: what runs goes on meanwhile.
             while not self._answers.empty() or (self._engine.compiling and not self._engine.runnable):
                 self._engine.answer(self._answers.get())
             events = self._engine.step()

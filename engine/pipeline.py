@@ -14,15 +14,20 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Ordered
 
-from whalepod.model.batch import Segment
+from whalepod.core.clock import Clock
+from whalepod.model.batch import Segment, image_rows
 from whalepod.model.config import ModelConfig
 
 from .device import UNKNOWN_ID, Device, LaunchedRows, LaunchedStep, RowResult
 from .guiding import Guide
 from .interface import StepWork
+from .options import RankOptions
+from .rank_model import RankModel
+from .runner import StepRunner
 from .scheduler import PlannedRows, Scheduler, StepPlan
 from .sequence import Sequence
-from .speculation.budget import Planner
+from .speculation.budget import Planner, new_planner
+from .speculation.speculator import Speculator
 
 
 class Pipeline:
@@ -130,6 +135,43 @@ class Pipeline:
         self._device.draw_guided(step, allowed)
 
 
+def new_pipeline(
+    model: RankModel,
+    options: RankOptions,
+    *,
+    runner: StepRunner,
+    slots: int,
+    scheduler: Scheduler,
+    guide: Guide,
+    observe: Callable[[StepWork], None],
+    clock: Clock,
+) -> Pipeline:
+    """With a device that runs steps of `runner`. Raises ConfigError if drafts do not fit the model."""
+    config, ahead = model.config, options.async_scheduling
+    speculator = planner = None
+    if options.speculation is not None:
+        options.speculation.check(config, weights=model.weights, slots=slots)
+        speculator = Speculator(options.speculation, runner.draft, clock=clock)
+        planner = new_planner(options.speculation)
+    device = Device(
+        runner,
+        slots=slots,
+        look_back=config.engram_max_ngram_size - 1,
+        ahead=ahead,
+        clock=clock,
+        speculator=speculator,
+    )
+    return Pipeline(
+        device,
+        scheduler=scheduler,
+        guide=guide,
+        config=config,
+        steps_ahead=int(ahead),
+        planner=planner,
+        observe=observe,
+    )
+
+
 def draft_start(sequence: Sequence, config: ModelConfig) -> int:
     """From where on the draft windows hold rows of this sequence: those that the layers above the last KV source have
     computed, or the W that came with a snapshot."""
@@ -147,6 +189,7 @@ def segment_of(planned: PlannedRows, config: ModelConfig) -> Segment:
     else:  # the device knows both
         token_ids, history = (UNKNOWN_ID,), ()
     logits_start = planned.end - 1 if planned.draws else None
+    images = image_rows(sequence.spans.items(), start=start, end=planned.end) if sequence.spans else ()
     return Segment(
         sequence.slot.index,
         sequence.blocks,
@@ -157,4 +200,5 @@ def segment_of(planned: PlannedRows, config: ModelConfig) -> Segment:
         sequence.window_start,
         sequence.write_start,
         logits_start,
+        images,
     )

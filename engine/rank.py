@@ -24,6 +24,7 @@ from .interface import EngineRequest, FinishedEvent, FinishReason, Handoff, Rank
 from .memory_plan import MemoryPlan
 from .options import RankOptions
 from .rank_model import RankModel
+from .span_rows import SpanSource
 from .state_store import StateStore
 
 log = logging.getLogger(__name__)
@@ -52,14 +53,15 @@ class EngineRank:
         on_step: Callable[[Sequence[StepEvent]], None],
         on_failure: Callable[[BaseException], None] | None = None,
         on_work: Callable[[StepWork], None] | None = None,
+        spans: SpanSource | None = None,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
         """Allocates the caches. The store stays the caller's: close it after `stop`. `on_work` is called like
-        `on_step`, after each step that computed rows.
+        `on_step`, after each step that computed rows. `spans` None: no request may have images.
 
         Raises ConfigError if the memory plan does not fit.
         """
-        self._engine = Engine(model, options, store=store, deliver=self._deliver, clock=clock)
+        self._engine = Engine(model, options, store=store, deliver=self._deliver, spans=spans, clock=clock)
         self._options = options
         self._on_step = on_step
         self._on_failure = on_failure

@@ -68,7 +68,7 @@ class Runner:
     def _logits(self, rows: Ordered[LaunchedRows]) -> Tensor:
         """[rows, vocab] of the rows that asked for them."""
         segments = [row.segment for row in rows]
-        if self._graphs is not None and all(row.sequence.prompt_scores is None for row in rows):
+        if self._graphs is not None and not any(row.sequence.prompt_scores or row.segment.images for row in rows):
             replayed = self._graphs.logits(segments)
             if replayed is not None:
                 return replayed

@@ -21,7 +21,7 @@ from whalepod.core.errors import ConfigError
 from whalepod.core.lifecycle import Phase
 
 from .block_pool import BlockPool, SlotPool
-from .interface import StepWork
+from .interface import RankLoad, StepWork
 from .options import RankOptions
 from .sequence import Sequence
 
@@ -156,6 +156,8 @@ def chunk_end(sequence: Sequence, *, stops: Ordered[int], budget: int, group_tok
     """Where the next chunk of a sequence ends; `launched` if no chunk fits into the budget."""
     next_stop = bisect.bisect_right(stops, sequence.launched)
     limit = min(sequence.rows_end, stops[next_stop]) if next_stop < len(stops) else sequence.rows_end
+    if sequence.request.images:  # no further than to the first whose rows are missing
+        limit = max(sequence.launched, min(limit, sequence.rows_ready))
     end = sequence.launched + budget
     if end >= limit:
         return limit
@@ -291,6 +293,23 @@ class Scheduler:
             self._departed.append(sequence)
         else:
             self._give_back(sequence)
+
+    def load(self) -> RankLoad:
+        """As of now."""
+        queued = sum(
+            sequence.rows_pending
+            for sequences in (self._waiting, self._holding)
+            for sequence in sequences
+            if sequence.phase is not Phase.DECODING
+        )
+        return RankLoad(
+            running=len(self._holding),
+            waiting=len(self._waiting),
+            blocks_free=self.blocks.blocks_free,
+            blocks_total=self.blocks.blocks_total,
+            prefill_tokens_queued=queued,
+            slots_total=self.slots.slots_total,
+        )
 
     def check(self) -> None:
         """Assert that blocks and slots are conserved."""

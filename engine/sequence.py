@@ -5,6 +5,8 @@ from __future__ import annotations
 import collections.abc
 from dataclasses import dataclass, field
 
+from torch import Tensor
+
 from whalepod.core.block_keys import BlockHash, derive_block_hashes
 from whalepod.core.lifecycle import Lifecycle, Outcome, Phase
 
@@ -12,6 +14,7 @@ from .block_pool import Slot
 from .boundaries import Boundaries
 from .finish import FinishRule
 from .grammar.state import GrammarState
+from .images import block_extras
 from .interface import EngineRequest, Fidelity, Handoff, SampledToken, Work
 from .parking import Parked
 from .prompt_scores import PromptScores
@@ -112,6 +115,12 @@ class Sequence:
     """Leading blocks that are stored, or whose writing was decided."""
     leaving: Leaving | None = None
     """A prefilled prompt whose state is being stored."""
+    spans: dict[int, Tensor] = field(default_factory=dict)
+    """Rows of images [tokens, D] that are here, by where they begin."""
+    spans_coming: set[bytes] = field(default_factory=set)
+    """Content of images whose rows are being fetched."""
+    extras: collections.abc.Mapping[int, bytes] = field(default_factory=dict)
+    """By depth: what the names of blocks that images touch hold beside tokens."""
 
     cached_tokens: int | None = None
     """R, known after the first restore."""
@@ -165,7 +174,18 @@ class Sequence:
         """Rows that could be launched now, taking for granted that the token on its way does not end the request. Where
         it surely does, there are none."""
         last = self.drawing and (self.is_prefill or len(self.tokens) + self.drawing >= self.tokens_max)
-        return 0 if last else self.rows_end + self.drawing - self.computed - self.rows_in_flight
+        if last:
+            return 0
+        rows = self.rows_end + self.drawing - self.computed - self.rows_in_flight
+        return rows if not self.request.images else min(rows, self.rows_ready - self.launched)
+
+    @property
+    def rows_ready(self) -> int:
+        """Rows below this have all that they are computed from: the first span that is missing begins here."""
+        missing = (
+            image.start for image in self.request.images if image.end > self.launched and image.start not in self.spans
+        )
+        return next(missing, self.rows_end + self.drawing)
 
     @property
     def decodes(self) -> bool:
@@ -176,6 +196,10 @@ class Sequence:
     def computes(self) -> bool:
         """The next step could compute rows of it."""
         return self.phase in _COMPUTING and self.rows_to_launch > 0
+
+    @property
+    def ended(self) -> bool:
+        return self.phase is Phase.DONE
 
     @property
     def truncates(self) -> bool:
@@ -220,10 +244,13 @@ class Sequence:
         root = self.request.chain_root
         assert root is not None
         while len(self.hashes) <= depth:
-            start = len(self.hashes) * block_tokens
+            number = len(self.hashes)
+            start = number * block_tokens
             parent = self.hashes[-1] if self.hashes else root
+            # An image may reach into the block that the answer begins in.
+            extras = {0: self.extras[number]} if number in self.extras else None
             self.hashes += derive_block_hashes(
-                self.tokens[start : start + block_tokens], root=parent, block_tokens=block_tokens
+                self.tokens[start : start + block_tokens], root=parent, block_tokens=block_tokens, extras=extras
             )
         return self.hashes[depth]
 
@@ -265,6 +292,7 @@ def new_sequence(
         ),
         awaiting=request.await_handoff,
         prompt_scores=None if scored is None else PromptScores(request.prompt_ids, top=scored),
+        extras=block_extras(request.images, block_tokens=boundaries.block_tokens),
     )
     if sequence.prompt_scores is not None and request.resumed_ids:
         sequence.prompt_scores.leave_to_another()  # they were told before the first token was drawn

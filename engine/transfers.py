@@ -22,9 +22,10 @@ from whalepod.core.ids import RequestId
 from whalepod.core.tracing import span
 from whalepod.kvstore.client import BlockToPut
 from whalepod.kvstore.metrics import WRITES_DROPPED
-from whalepod.kvstore.value_format import SnapshotValue
+from whalepod.kvstore.value_format import BlockLayout, SnapshotValue
 
 from .left_handoffs import LeftHandoffs
+from .options import RankOptions
 from .state_store import (
     Answer,
     HandoffWritten,
@@ -339,3 +340,17 @@ class Transfers:
                 return
             del self._handoffs[owner]
         self._deliver(HandoffWritten(owner, stored=not progress.failed, blocks_stored=progress.blocks_stored))
+
+
+def new_transfers(
+    store: StateStore, layout: BlockLayout, options: RankOptions, *, deliver: Callable[[Answer], None], clock: Clock
+) -> Transfers:
+    """Of a rank with these options, for blocks of `layout`."""
+    return Transfers(
+        store,
+        block_bytes=layout.payload_bytes,
+        queue_bytes_max=options.publish_queue_bytes,
+        write_timeout_s=options.publish_timeout_s,
+        deliver=deliver,
+        clock=clock,
+    )

@@ -3,6 +3,9 @@
     body ──▶ PromptEncoder.chat ──▶ ChatPrompt(prompt_ids, max_tokens, …) ──▶ engine
                                         └─▶ parser(…) ◀── token ids ── engine
 
+A conversation with images takes two steps, because images may have to be fetched in between: `begin` converts and
+names them, `finish` is given them made ready and puts their spans in their places.
+
 `protocols.py` says in which forms a body may come.
 
 Everything here is CPU work without shared mutable state: call it from a pool of threads, never on the event loop.
@@ -20,6 +23,7 @@ import deepseek_recipe as recipe
 from whalepod.core.errors import (
     CheckpointError,
     ContextLengthError,
+    InternalError,
     InvalidFieldError,
     ModelNotFoundError,
     RequestError,
@@ -29,6 +33,7 @@ from .config import ModelConfig
 from .protocols import CHAT, MESSAGES, RESPONSES, Protocol, set_fields, with_messages_wishes
 from .special_tokens import recipe_special_tokens
 from .tokenizer import Tokenizer
+from .vision.preparation import ImagePreparer, PlacedImage, PreparedImage
 
 _NEEDED = (
     recipe.SpecialToken.Bos,
@@ -70,6 +75,8 @@ class ChatPrompt:
     """Settings that every object of a Responses answer repeats."""
     tool_namespaces: Mapping[str, tuple[str, str]] | None = None
     """Of a Responses request: the functions that were declared within a namespace."""
+    images: tuple[PlacedImage, ...] = ()
+    """In the order of their spans; every id of a span is the image token's."""
 
     @property
     def reasons_first(self) -> bool:
@@ -91,6 +98,20 @@ class ChatPrompt:
         return recipe.StreamProcessor(generator, self.parsing, self.tokenizer)
 
 
+@dataclass(frozen=True, slots=True)
+class Conversed:
+    """A conversation that was converted, and waits for its images."""
+
+    request: recipe.ConversationRequest
+    conversation: recipe.Conversation
+    parsing: recipe.ParsingOptions
+    protocol: Protocol
+    echo: recipe.ResponsesEcho | None
+    tool_namespaces: Mapping[str, tuple[str, str]] | None
+    sources: tuple[recipe.ImageSource, ...]
+    """In the order of their places in the prompt, which is not always that of the messages."""
+
+
 class PromptEncoder:
     """Encodes prompts for one model, served under one or more names (the first is the one to suggest)."""
 
@@ -101,6 +122,7 @@ class PromptEncoder:
         self._config = config
         self._plain = tokenizer
         self._served_names = tuple(served_names)
+        self._preparer = None if config.vision_config is None else ImagePreparer(config.vision_config)
         self._recipe_tokenizer = recipe.Tokenizer.from_str(tokenizer.json)
         self._encoding = (
             recipe.DeepseekV41Encoding().with_special_tokens(spellings).with_tokenizer(self._recipe_tokenizer)
@@ -126,10 +148,20 @@ class PromptEncoder:
         return [self._config.bos_token_id, *self._plain.encode(text)]
 
     def chat(self, body: Mapping[str, Any], *, context_tokens: int, protocol: Protocol = CHAT) -> ChatPrompt:
-        """Convert and encode a conversation's body. `n` is ignored: branches share the prompt.
+        """Convert and encode a conversation's body. `n` is ignored: branches share the prompt. Images must come with
+        it, as data URLs.
 
         Raises ModelNotFoundError, ContextLengthError, InvalidFieldError naming the field, or RequestError.
         """
+        begun = self.begin(body, context_tokens=context_tokens, protocol=protocol)
+        if isinstance(begun, ChatPrompt):
+            return begun
+        return self.finish(begun, self.prepare(begun, begun.sources), context_tokens=context_tokens)
+
+    def begin(
+        self, body: Mapping[str, Any], *, context_tokens: int, protocol: Protocol = CHAT
+    ) -> ChatPrompt | Conversed:
+        """As `chat` does it; a conversation with images is left for `finish`. Raises what `chat` does."""
         fields = self._recipe_fields(body, protocol)
         asked = _Asked(protocol, fields)
         request = self._convert(asked, fields, body)
@@ -137,13 +169,29 @@ class PromptEncoder:
         if protocol is MESSAGES:
             conversation, parsing = with_messages_wishes(body, request)
         field = protocol.conversation_field
-        if any(message.image_sources for message in conversation.messages):
-            raise InvalidFieldError(field, "this server takes no images")
-        self._check_length(self._encoding.render_conversation(conversation).prompt, context_tokens, field=field)
-        ids = self._encoding.encode(conversation)
+        rendered = self._encoding.render_conversation(conversation)
+        if rendered.image_sources and self._preparer is None:
+            raise InvalidFieldError(field, "this model sees no images")
+        self._check_length(rendered.prompt, context_tokens, field=field)
+        conversed = Conversed(
+            request, conversation, parsing, protocol, asked.echo, asked.tool_namespaces, tuple(rendered.image_sources)
+        )
+        return conversed if conversed.sources else self.finish(conversed, (), context_tokens=context_tokens)
+
+    def prepare(self, conversed: Conversed, sources: Sequence[recipe.ImageSource]) -> list[PreparedImage]:
+        """The images of a conversation, made ready. `sources`: its own, or the same with what URLs led to. Raises
+        ImageError."""
+        assert self._preparer is not None, "a model that sees no images has none to prepare"
+        return self._preparer.prepare(sources, field=conversed.protocol.conversation_field)
+
+    def finish(self, conversed: Conversed, images: Sequence[PreparedImage], *, context_tokens: int) -> ChatPrompt:
+        """`images`: one for each source. Raises ContextLengthError."""
+        request, parsing = conversed.request, conversed.parsing
+        ids, placed = self._with_spans(self._encoding.encode(conversed.conversation), images)
         options = request.inference_options
         wanted = len(ids) + (options.max_tokens or 1)
         if wanted > context_tokens:
+            field = conversed.protocol.conversation_field
             raise ContextLengthError(tokens=wanted, tokens_max=context_tokens, field=field)
         return ChatPrompt(
             prompt_ids=ids,
@@ -157,10 +205,30 @@ class PromptEncoder:
             request=request,
             parsing=parsing,
             tokenizer=self._recipe_tokenizer,
-            protocol=protocol,
-            echo=asked.echo,
-            tool_namespaces=asked.tool_namespaces,
+            protocol=conversed.protocol,
+            echo=conversed.echo,
+            tool_namespaces=conversed.tool_namespaces,
+            images=placed,
         )
+
+    def _with_spans(self, ids: list[int], images: Sequence[PreparedImage]) -> tuple[list[int], tuple[PlacedImage, ...]]:
+        """Each placeholder becomes its image's span."""
+        if not images:
+            return ids, ()
+        token = self._config.image_token_id
+        assert token is not None, "a model that sees images has a token for them"
+        places = [index for index, token_id in enumerate(ids) if token_id == token]
+        if len(places) != len(images):
+            raise InternalError(f"the prompt has {len(places)} places for {len(images)} images")
+        spanned: list[int] = []
+        placed: list[PlacedImage] = []
+        copied = 0
+        for place, image in zip(places, images, strict=True):
+            spanned += ids[copied:place]
+            placed.append(PlacedImage(len(spanned), image))
+            spanned += [token] * image.tokens
+            copied = place + 1
+        return spanned + ids[copied:], tuple(placed)
 
     def _check_length(self, text: str, context_tokens: int, *, field: str) -> None:
         """Encoding takes seconds for a megabyte: a text that cannot fit is not encoded only to be refused."""

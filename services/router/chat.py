@@ -7,6 +7,7 @@ from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
+from whalepod.core.clock import Deadline
 from whalepod.core.errors import InvalidFieldError
 from whalepod.core.tracing import span
 from whalepod.engine.interface import Fidelity
@@ -121,7 +122,7 @@ async def open_chat(
     """
     async with front.admitted(caller, choices=request.choices, priority=request.priority):
         with span("tokenize", caller.traceparent):
-            prompt = await chat_prompt(front, request)
+            prompt = await chat_prompt(front, request, deadline=caller.deadline)
         answer_format = await _checked_format(front, request, prompt, caller)
         sampling = request.sampling.to_params(
             vocab_size=front.language.vocab_size,
@@ -144,6 +145,7 @@ async def open_chat(
             cache_salt=request.cache_salt,
             choices=request.choices,
             field=request.protocol.conversation_field,
+            images=prompt.images,
         )
         streams = [stream_chat(front, job, caller, prompt, response_id=response_id) for job in jobs]
         book = ScoreBook(len(prompt.prompt_ids) if request.prompt_logprobs is not None else 0)
@@ -152,10 +154,14 @@ async def open_chat(
             yield OpenChat(prompt, events, book)
 
 
-async def chat_prompt(front: FrontDoor, request: ChatRequest) -> ChatPrompt:
-    """Rendered and tokenized. Raises RequestError."""
+async def chat_prompt(front: FrontDoor, request: ChatRequest, *, deadline: Deadline | None = None) -> ChatPrompt:
+    """Rendered and tokenized, its images ready. Raises RequestError, DeadlineError."""
     return await front.language.chat_prompt(
-        request.body, context_tokens=front.context_tokens_max, chars=request.body_chars, protocol=request.protocol
+        request.body,
+        context_tokens=front.context_tokens_max,
+        chars=request.body_chars,
+        protocol=request.protocol,
+        deadline=deadline,
     )
 
 

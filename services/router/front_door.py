@@ -15,8 +15,10 @@ from whalepod.core.credentials import ClusterSecret
 from whalepod.core.errors import ContextLengthError, InvalidFieldError, ModelNotFoundError, UnavailableError
 from whalepod.core.ids import mint_request_id
 from whalepod.core.tracing import span
+from whalepod.engine.images import RequestImage, block_extras
 from whalepod.engine.interface import Fidelity
 from whalepod.engine.sampling_params import SamplingParams
+from whalepod.model.vision.preparation import PlacedImage
 
 from .admission import Admission, Visit
 from .dispatch import Dispatcher
@@ -153,8 +155,9 @@ class FrontDoor:
         cache_salt: str | None = None,
         choices: int = 1,
         field: str = "prompt",
+        images: Sequence[PlacedImage] = (),
     ) -> list[Job]:
-        """One job for each choice. The prompt is hashed and looked up once.
+        """One job for each choice. The prompt is hashed and looked up once; `images` are part of its blocks' names.
 
         Raises ContextLengthError and InvalidFieldError before any rank is touched, UnavailableError if there is none.
         """
@@ -166,7 +169,8 @@ class FrontDoor:
         salt = sharing_salt(self._secret, caller.principal, cache_salt, epoch=epoch)
         namespace = self._namespace_or_raise()
         root = chain_root(namespace, salt=salt)
-        hashes = await self._block_hashes(prompt_ids, root)
+        pictures = [RequestImage.of(placed) for placed in images]
+        hashes = await self._block_hashes(prompt_ids, root, pictures)
         stored_blocks = 0
         if sampling.prompt_logprobs is None:  # else every row is computed
             with span("lookup", caller.traceparent, blocks=len(hashes)) as lookup:
@@ -187,6 +191,7 @@ class FrontDoor:
             stored_tokens=min(stored_blocks * self.model.block_tokens, len(prompt_ids) - 1),
             traceparent=caller.traceparent,
             session=(caller.principal.tenant, caller.session[:SESSION_CHARS_MAX]) if caller.session else None,
+            images=pictures,
         )
         return [branch(job, index) for index in range(choices)]
 
@@ -212,9 +217,14 @@ class FrontDoor:
             return rank.namespace
         raise UnavailableError("no rank is there to serve this request")
 
-    async def _block_hashes(self, prompt_ids: Sequence[int], root: BlockHash) -> list[BlockHash]:
+    async def _block_hashes(
+        self, prompt_ids: Sequence[int], root: BlockHash, images: Sequence[RequestImage]
+    ) -> list[BlockHash]:
+        block_tokens = self.model.block_tokens
+        extras = block_extras(images, block_tokens=block_tokens)
+
         def derive() -> list[BlockHash]:
-            return derive_block_hashes(prompt_ids, root=root, block_tokens=self.model.block_tokens)
+            return derive_block_hashes(prompt_ids, root=root, block_tokens=block_tokens, extras=extras)
 
         return derive() if len(prompt_ids) <= HASH_INLINE_TOKENS_MAX else await self.language.run(derive)
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from starlette.responses import Response
 
@@ -16,6 +17,7 @@ from whalepod.core.errors import (
     ContextLengthError,
     DeadlineError,
     ForbiddenError,
+    ImageError,
     InternalError,
     InvalidFieldError,
     ModelNotFoundError,
@@ -60,6 +62,7 @@ HTTP_ERRORS: Mapping[type[ServingError], HttpError] = {
     RequestError: HttpError(400, "invalid_request_error", None),
     InvalidFieldError: HttpError(400, "invalid_request_error", "invalid_value"),
     ContextLengthError: HttpError(400, "invalid_request_error", "context_length_exceeded"),
+    ImageError: HttpError(400, "invalid_request_error", "invalid_image"),
     ModelNotFoundError: HttpError(404, "invalid_request_error", "model_not_found"),
     AuthenticationError: HttpError(401, "authentication_error", "invalid_api_key"),
     ForbiddenError: HttpError(403, "permission_error", "forbidden"),
@@ -103,6 +106,8 @@ def http_error_of(error: ServingError) -> HttpError:
 def error_body(error: ServingError) -> dict[str, object]:
     """`{"error": {"message", "type", "param", "code"}}`."""
     entry = http_error_of(error)
+    if isinstance(error, ImageError):
+        entry = replace(entry, code=_snake_case(error.kind))
     return _body(str(error), entry, getattr(error, "field", None))
 
 
@@ -163,6 +168,11 @@ def json_response(body: object, status: int = 200, headers: Mapping[str, str] | 
 
 def json_text(body: object) -> str:
     return json.dumps(body, ensure_ascii=False, separators=(",", ":"))
+
+
+def _snake_case(name: str) -> str:
+    """`UnsupportedMediaType` is `unsupported_media_type`."""
+    return re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name).lower()
 
 
 def _body(message: str, entry: HttpError, param: str | None) -> dict[str, object]:

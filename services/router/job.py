@@ -10,11 +10,12 @@ from dataclasses import dataclass
 
 from whalepod.cluster.registration import RankInfo
 from whalepod.cluster.tickets import pack_ids, sign_ticket
-from whalepod.cluster.wire import FIDELITIES, sampling_to_proto
+from whalepod.cluster.wire import FIDELITIES, image_to_proto, sampling_to_proto
 from whalepod.core.block_keys import BlockHash
 from whalepod.core.clock import Clock, Deadline
 from whalepod.core.credentials import ClusterSecret
 from whalepod.core.ids import RankId, RequestId
+from whalepod.engine.images import RequestImage
 from whalepod.engine.interface import Fidelity, FinishReason, SampledToken
 from whalepod.engine.sampling_params import SamplingParams
 from whalepod.rpc.common.v1 import common_pb2
@@ -46,6 +47,8 @@ class Job:
     """Which choice of `n` it is."""
     branch_of: RequestId | None = None
     """Of a choice above 0: the job that is choice 0."""
+    images: Sequence[RequestImage] = ()
+    """Of the prompt, in order."""
 
     @property
     def tokens(self) -> int:
@@ -125,5 +128,6 @@ def sign_job(
         priority=job.priority,
         branch=job.branch,
         branch_of=job.branch_of,
+        images=map(image_to_proto, job.images),
     )
     return sign_ticket(ticket, secret)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from array import array
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
@@ -16,19 +16,23 @@ from whalepod.engine.grammar.compiler import grammar_checker
 from whalepod.engine.grammar.errors import GrammarError
 from whalepod.model.config import ModelConfig
 from whalepod.model.detokenizer import Detokenizer
-from whalepod.model.prompt import ChatPrompt, PromptEncoder
+from whalepod.model.prompt import ChatPrompt, Conversed, PromptEncoder
 from whalepod.model.protocols import CHAT, Protocol
 from whalepod.model.special_tokens import recipe_special_tokens
 from whalepod.model.tokenizer import Tokenizer
+from whalepod.model.vision.preparation import PreparedImage
 
 from .answer_format import AnswerFormat
+from .image_fetch import FETCH_SECONDS_MAX, ImageFetcher
 from .prompts import Prompt, TextPrompt
-from .router_metrics import TOKENIZE_SECONDS
+from .router_metrics import IMAGE_PREPARE_SECONDS, IMAGES, TOKENIZE_SECONDS
 
 INLINE_CHARS_MAX = 4096
 """Shorter texts are encoded on the event loop: that takes less than handing them to a thread."""
 
 WORKERS = 2
+IMAGE_WORKERS = 2
+"""Resizing an image takes 30 to 500 ms: texts do not wait behind it."""
 
 T = TypeVar("T")
 
@@ -36,8 +40,13 @@ T = TypeVar("T")
 class Language:
     """The tokenizer and prompt encoder of the served model."""
 
-    def __init__(self, tokenizer: Tokenizer, config: ModelConfig, *, served_name: str) -> None:
-        """Raises CheckpointError if the tokenizer cannot encode the chat format."""
+    def __init__(
+        self, tokenizer: Tokenizer, config: ModelConfig, *, served_name: str, image_hosts: Collection[str] = ()
+    ) -> None:
+        """`image_hosts`: images are fetched from there though it is not on the internet.
+
+        Raises CheckpointError if the tokenizer cannot encode the chat format.
+        """
         self.tokenizer = tokenizer
         self.vocab_size = config.vocab_size
         self.bos_token_id = config.bos_token_id
@@ -47,6 +56,8 @@ class Language:
         """Ends the model's reasoning."""
         self._grammars = grammar_checker(tokenizer, vocab_size=config.vocab_size, eos_id=config.eos_token_id)
         self._workers = ThreadPoolExecutor(WORKERS, thread_name_prefix="tokenize")
+        self._image_workers = ThreadPoolExecutor(IMAGE_WORKERS, thread_name_prefix="images")
+        self._fetcher = ImageFetcher(trusted_hosts=image_hosts)
 
     async def prompt_ids(self, prompt: Prompt, *, context_tokens: int) -> Sequence[int]:
         """Ids of a completion's prompt; a text gets a begin-of-sequence token. Raises what `PromptEncoder.completion`
@@ -59,12 +70,31 @@ class Language:
         )
 
     async def chat_prompt(
-        self, body: Mapping[str, Any], *, context_tokens: int, chars: int, protocol: Protocol = CHAT
+        self,
+        body: Mapping[str, Any],
+        *,
+        context_tokens: int,
+        chars: int,
+        protocol: Protocol = CHAT,
+        deadline: Deadline | None = None,
     ) -> ChatPrompt:
-        """Renders and encodes a conversation of about `chars` characters. Raises what `PromptEncoder.chat` does."""
-        return await self._run(
-            lambda: self._encoder.chat(body, context_tokens=context_tokens, protocol=protocol), chars=chars
+        """Renders and encodes a conversation of about `chars` characters, and makes its images ready. Raises what
+        `PromptEncoder.chat` does, and DeadlineError where images have to be fetched."""
+        begun = await self._run(
+            lambda: self._encoder.begin(body, context_tokens=context_tokens, protocol=protocol), chars=chars
         )
+        if isinstance(begun, ChatPrompt):
+            return begun
+        with IMAGE_PREPARE_SECONDS.time():
+            images = await self._images(begun, deadline or Deadline.after(FETCH_SECONDS_MAX))
+        return await self.run(lambda: self._encoder.finish(begun, images, context_tokens=context_tokens))
+
+    async def _images(self, begun: Conversed, deadline: Deadline) -> Sequence[PreparedImage]:
+        IMAGES.inc(len(begun.sources))
+        field = begun.protocol.conversation_field
+        sources = await self._fetcher.fetched(begun.sources, field=field, deadline=deadline)
+        prepare = lambda: self._encoder.prepare(begun, sources)  # noqa: E731
+        return await asyncio.get_running_loop().run_in_executor(self._image_workers, prepare)
 
     async def text_of(self, ids: Sequence[int], *, skip_special_tokens: bool) -> str:
         """The text that ids stand for. Bytes that are no UTF-8 become U+FFFD."""
@@ -100,6 +130,7 @@ class Language:
 
     def close(self) -> None:
         self._workers.shutdown(wait=False, cancel_futures=True)
+        self._image_workers.shutdown(wait=False, cancel_futures=True)
         self._grammars.close()
 
     async def _run(self, work: Callable[[], T], *, chars: int) -> T:

@@ -36,6 +36,12 @@ CACHED_TOKENS = Counter("whalepod_cached_tokens", "Of those, tokens that came fr
 COMPLETION_TOKENS = Counter("whalepod_completion_tokens", "Tokens generated for clients.")
 
 TOKENIZE_SECONDS = Histogram("whalepod_router_tokenize_seconds", "Rendering and tokenizing a prompt.", buckets=_REQUEST)
+IMAGES = Counter("whalepod_router_images", "Images that requests brought, counted each time.")
+IMAGE_PREPARE_SECONDS = Histogram(
+    "whalepod_router_image_prepare_seconds",
+    "Fetching a request's images and making them ready for the model.",
+    buckets=_REQUEST,
+)
 LOOKUP_SECONDS = Histogram("whalepod_router_lookup_seconds", "Asking the store for the longest prefix.", buckets=_FAST)
 PLACEMENT_SECONDS = Histogram("whalepod_router_placement_seconds", "Choosing ranks.", buckets=_FAST)
 PREDICTED_HIT_TOKENS = Counter("whalepod_router_predicted_hit_tokens", "Stored tokens the lookup saw.")

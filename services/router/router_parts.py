@@ -125,7 +125,12 @@ class RouterParts:
 def load_language(config: ClusterConfig) -> Language:
     """Raises CheckpointError or ConfigError on a model directory that cannot be served."""
     tokenizer = Tokenizer.from_dir(config.model_dir)
-    return Language(tokenizer, ModelConfig.from_dir(config.model_dir), served_name=config.model_name)
+    return Language(
+        tokenizer,
+        ModelConfig.from_dir(config.model_dir),
+        served_name=config.model_name,
+        image_hosts=config.router.image_hosts,
+    )
 
 
 def _admission(config: ClusterConfig, table: RankTable, clock: Clock) -> Admission:

@@ -33,6 +33,8 @@ def example_of(error_class: type[ServingError]) -> ServingError:
         return errors.ContextLengthError(tokens=12, tokens_max=8, field="messages")
     if error_class is errors.InvalidFieldError:
         return errors.InvalidFieldError("top_p", "top_p must be in (0, 1], not 7 «ä»")
+    if error_class is errors.ImageError:
+        return errors.ImageError("messages", "EmptyImage", "it is empty", place="messages.0.content[1]")
     if error_class is errors.ModelNotFoundError:
         return errors.ModelNotFoundError("gpt", "whale")
     if error_class is errors.CapacityError:

@@ -14,6 +14,7 @@ from whalepod.core.block_keys import chain_root, derive_block_hashes
 from whalepod.core.clock import Deadline
 from whalepod.core.ids import RequestId
 from whalepod.engine.engine import Delivery, Engine
+from whalepod.engine.images import RequestImage, block_extras
 from whalepod.engine.interface import (
     EngineRequest,
     Fidelity,
@@ -30,6 +31,7 @@ from whalepod.engine.options import RankOptions
 from whalepod.engine.rank_model import RankModel
 from whalepod.engine.runner import StepRunner
 from whalepod.engine.sampling_params import SamplingParams
+from whalepod.engine.span_rows import SpanSource
 from whalepod.engine.state_store import StateStore
 from whalepod.model.tensor_layout import ModelRole
 
@@ -102,12 +104,14 @@ class RequestMaker:
         timeout_s: float = 1000.0,
         salt: bytes = b"",
         resumed: Sequence[int] = (),
+        images: Sequence[RequestImage] = (),
     ) -> EngineRequest:
         """`name`: what its id is made of; else each is new. `shares`: whether its blocks have names. `resumed`: its
         output so far."""
         self._count += 1
         root = chain_root(self._model.namespace, salt=salt)
-        hashes = derive_block_hashes(prompt, root=root, block_tokens=self._model.block_tokens)
+        extras = block_extras(images, block_tokens=self._model.block_tokens)
+        hashes = derive_block_hashes(prompt, root=root, block_tokens=self._model.block_tokens, extras=extras)
         return EngineRequest(
             request_id=RequestId((name or f"request {self._count}").encode().ljust(16)),
             attempt=attempt,
@@ -120,6 +124,7 @@ class RequestMaker:
             chain_root=root if shares else None,
             block_hashes=hashes if shares else (),
             resumed_ids=resumed,
+            images=images,
         )
 
 
@@ -133,10 +138,13 @@ class World:
         options: RankOptions = OPTIONS,
         role: ModelRole = ModelRole.FULL,
         instrument: Callable[[StepRunner], StepRunner] | None = None,
+        spans: SpanSource | None = None,
     ) -> None:
         model = tiny_model(role)
         self._answers: deque[Delivery] = deque()
-        self.engine = Engine(model, options, store=store, deliver=self._answers.append, instrument=instrument)
+        self.engine = Engine(
+            model, options, store=store, deliver=self._answers.append, instrument=instrument, spans=spans
+        )
         self.request = RequestMaker(model).request
         self.heard: dict[RequestId, Heard] = {}
         self.worked = False

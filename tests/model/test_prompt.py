@@ -230,10 +230,12 @@ def test_another_model_is_not_found() -> None:
     assert chat(model="DeepSeek-V4.1-Flash").prompt_ids == chat().prompt_ids
 
 
-def test_images_are_refused_while_nothing_can_see_them() -> None:
+def test_a_model_that_sees_no_images_refuses_them() -> None:
     image = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
+    blind = PromptEncoder(TOKENIZER, replace(CONFIG, vision_config=None), served_names=["whale"])
+    body = {**PLAIN, "messages": [{"role": "user", "content": [{"type": "text", "text": "look"}, image]}]}
     with pytest.raises(InvalidFieldError, match="images"):
-        chat(messages=[{"role": "user", "content": [{"type": "text", "text": "look"}, image]}])
+        blind.chat(body, context_tokens=CONTEXT)
 
 
 @pytest.mark.parametrize(("room", "limit", "fits"), [(1, None, True), (0, None, False), (5, 5, True), (4, 5, False)])

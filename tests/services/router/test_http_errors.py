@@ -24,6 +24,7 @@ CASES = [
     (errors.RequestError("no"), 400, None),
     (errors.InvalidFieldError("top_p", "no"), 400, "invalid_value"),
     (errors.ContextLengthError(tokens=9, tokens_max=8), 400, "context_length_exceeded"),
+    (errors.ImageError("messages", "UnsupportedMediaType", "no"), 400, "unsupported_media_type"),
     (errors.ModelNotFoundError("x", "whale"), 404, "model_not_found"),
     (errors.AuthenticationError("no"), 401, "invalid_api_key"),
     (BodyTooLargeError("no"), 413, "request_too_large"),

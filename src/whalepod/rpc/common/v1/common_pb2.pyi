@@ -95,8 +95,22 @@ class SamplingParams(_message.Message):
     prompt_logprobs: int
     def __init__(self, temperature: _Optional[float] = ..., top_p: _Optional[float] = ..., top_k: _Optional[int] = ..., min_p: _Optional[float] = ..., max_tokens: _Optional[int] = ..., min_tokens: _Optional[int] = ..., ignore_eos: _Optional[bool] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., seed: _Optional[int] = ..., logprobs: _Optional[int] = ..., presence_penalty: _Optional[float] = ..., frequency_penalty: _Optional[float] = ..., repetition_penalty: _Optional[float] = ..., logit_bias: _Optional[_Mapping[int, float]] = ..., grammar: _Optional[_Union[Grammar, _Mapping]] = ..., prompt_logprobs: _Optional[int] = ...) -> None: ...
 
+class Image(_message.Message):
+    __slots__ = ("start", "tokens", "width", "height", "data")
+    START_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    WIDTH_FIELD_NUMBER: _ClassVar[int]
+    HEIGHT_FIELD_NUMBER: _ClassVar[int]
+    DATA_FIELD_NUMBER: _ClassVar[int]
+    start: int
+    tokens: int
+    width: int
+    height: int
+    data: bytes
+    def __init__(self, start: _Optional[int] = ..., tokens: _Optional[int] = ..., width: _Optional[int] = ..., height: _Optional[int] = ..., data: _Optional[bytes] = ...) -> None: ...
+
 class Ticket(_message.Message):
-    __slots__ = ("request_id", "attempt", "model", "tenant", "salt", "fidelity", "prompt_ids", "block_hashes", "sampling", "deadline_unix_ms", "prefill_rank", "decode_rank", "expires_unix_ms", "stored_tokens_hint", "traceparent", "resumed_ids", "priority", "branch", "branch_of")
+    __slots__ = ("request_id", "attempt", "model", "tenant", "salt", "fidelity", "prompt_ids", "block_hashes", "sampling", "deadline_unix_ms", "prefill_rank", "decode_rank", "expires_unix_ms", "stored_tokens_hint", "traceparent", "resumed_ids", "priority", "branch", "branch_of", "images", "vision_ranks")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
@@ -116,6 +130,8 @@ class Ticket(_message.Message):
     PRIORITY_FIELD_NUMBER: _ClassVar[int]
     BRANCH_FIELD_NUMBER: _ClassVar[int]
     BRANCH_OF_FIELD_NUMBER: _ClassVar[int]
+    IMAGES_FIELD_NUMBER: _ClassVar[int]
+    VISION_RANKS_FIELD_NUMBER: _ClassVar[int]
     request_id: bytes
     attempt: int
     model: str
@@ -135,7 +151,9 @@ class Ticket(_message.Message):
     priority: int
     branch: int
     branch_of: bytes
-    def __init__(self, request_id: _Optional[bytes] = ..., attempt: _Optional[int] = ..., model: _Optional[str] = ..., tenant: _Optional[str] = ..., salt: _Optional[bytes] = ..., fidelity: _Optional[_Union[Fidelity, str]] = ..., prompt_ids: _Optional[bytes] = ..., block_hashes: _Optional[bytes] = ..., sampling: _Optional[_Union[SamplingParams, _Mapping]] = ..., deadline_unix_ms: _Optional[int] = ..., prefill_rank: _Optional[str] = ..., decode_rank: _Optional[str] = ..., expires_unix_ms: _Optional[int] = ..., stored_tokens_hint: _Optional[int] = ..., traceparent: _Optional[str] = ..., resumed_ids: _Optional[bytes] = ..., priority: _Optional[int] = ..., branch: _Optional[int] = ..., branch_of: _Optional[bytes] = ...) -> None: ...
+    images: _containers.RepeatedCompositeFieldContainer[Image]
+    vision_ranks: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, request_id: _Optional[bytes] = ..., attempt: _Optional[int] = ..., model: _Optional[str] = ..., tenant: _Optional[str] = ..., salt: _Optional[bytes] = ..., fidelity: _Optional[_Union[Fidelity, str]] = ..., prompt_ids: _Optional[bytes] = ..., block_hashes: _Optional[bytes] = ..., sampling: _Optional[_Union[SamplingParams, _Mapping]] = ..., deadline_unix_ms: _Optional[int] = ..., prefill_rank: _Optional[str] = ..., decode_rank: _Optional[str] = ..., expires_unix_ms: _Optional[int] = ..., stored_tokens_hint: _Optional[int] = ..., traceparent: _Optional[str] = ..., resumed_ids: _Optional[bytes] = ..., priority: _Optional[int] = ..., branch: _Optional[int] = ..., branch_of: _Optional[bytes] = ..., images: _Optional[_Iterable[_Union[Image, _Mapping]]] = ..., vision_ranks: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class SignedTicket(_message.Message):
     __slots__ = ("ticket", "mac")

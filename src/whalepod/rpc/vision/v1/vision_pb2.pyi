@@ -1,29 +1,43 @@
-from whalepod.rpc.common.v1 import common_pb2 as _common_pb2
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
-from collections.abc import Mapping as _Mapping
-from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+from typing import ClassVar as _ClassVar, Optional as _Optional
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class EncodeRequest(_message.Message):
-    __slots__ = ("ticket", "content_hash", "patches", "patch_rows", "patch_columns")
-    TICKET_FIELD_NUMBER: _ClassVar[int]
-    CONTENT_HASH_FIELD_NUMBER: _ClassVar[int]
-    PATCHES_FIELD_NUMBER: _ClassVar[int]
-    PATCH_ROWS_FIELD_NUMBER: _ClassVar[int]
-    PATCH_COLUMNS_FIELD_NUMBER: _ClassVar[int]
-    ticket: _common_pb2.SignedTicket
-    content_hash: bytes
-    patches: bytes
-    patch_rows: int
-    patch_columns: int
-    def __init__(self, ticket: _Optional[_Union[_common_pb2.SignedTicket, _Mapping]] = ..., content_hash: _Optional[bytes] = ..., patches: _Optional[bytes] = ..., patch_rows: _Optional[int] = ..., patch_columns: _Optional[int] = ...) -> None: ...
+    __slots__ = ("order", "mac")
+    ORDER_FIELD_NUMBER: _ClassVar[int]
+    MAC_FIELD_NUMBER: _ClassVar[int]
+    order: bytes
+    mac: bytes
+    def __init__(self, order: _Optional[bytes] = ..., mac: _Optional[bytes] = ...) -> None: ...
+
+class EncodeOrder(_message.Message):
+    __slots__ = ("model", "namespace", "width", "height", "data", "expires_unix_ms", "wants_rows", "traceparent")
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    NAMESPACE_FIELD_NUMBER: _ClassVar[int]
+    WIDTH_FIELD_NUMBER: _ClassVar[int]
+    HEIGHT_FIELD_NUMBER: _ClassVar[int]
+    DATA_FIELD_NUMBER: _ClassVar[int]
+    EXPIRES_UNIX_MS_FIELD_NUMBER: _ClassVar[int]
+    WANTS_ROWS_FIELD_NUMBER: _ClassVar[int]
+    TRACEPARENT_FIELD_NUMBER: _ClassVar[int]
+    model: str
+    namespace: bytes
+    width: int
+    height: int
+    data: bytes
+    expires_unix_ms: int
+    wants_rows: bool
+    traceparent: str
+    def __init__(self, model: _Optional[str] = ..., namespace: _Optional[bytes] = ..., width: _Optional[int] = ..., height: _Optional[int] = ..., data: _Optional[bytes] = ..., expires_unix_ms: _Optional[int] = ..., wants_rows: _Optional[bool] = ..., traceparent: _Optional[str] = ...) -> None: ...
 
 class EncodeResponse(_message.Message):
-    __slots__ = ("embeddings", "tokens")
-    EMBEDDINGS_FIELD_NUMBER: _ClassVar[int]
+    __slots__ = ("rows", "tokens", "encoded")
+    ROWS_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
-    embeddings: bytes
+    ENCODED_FIELD_NUMBER: _ClassVar[int]
+    rows: bytes
     tokens: int
-    def __init__(self, embeddings: _Optional[bytes] = ..., tokens: _Optional[int] = ...) -> None: ...
+    encoded: bool
+    def __init__(self, rows: _Optional[bytes] = ..., tokens: _Optional[int] = ..., encoded: _Optional[bool] = ...) -> None: ...

@@ -26,7 +26,7 @@ if _version_not_supported:
 
 
 class VisionServiceStub:
-    """Turns images into the embeddings that replace their span in the prompt.
+    """Turns images into the rows that stand in the place of their span in a prompt.
     """
 
     def __init__(self, channel):
@@ -43,11 +43,11 @@ class VisionServiceStub:
 
 
 class VisionServiceServicer:
-    """Turns images into the embeddings that replace their span in the prompt.
+    """Turns images into the rows that stand in the place of their span in a prompt.
     """
 
     def Encode(self, request, context):
-        """The answer is cached by content: repeating a call is harmless.
+        """The answer depends on the image alone, and is cached by its content: repeating a call is harmless.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -70,7 +70,7 @@ def add_VisionServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class VisionService:
-    """Turns images into the embeddings that replace their span in the prompt.
+    """Turns images into the rows that stand in the place of their span in a prompt.
     """
 
     @staticmethod

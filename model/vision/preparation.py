@@ -1,0 +1,124 @@
+"""Images as requests bring them, made ready for the model by the released prompt layer.
+
+    source ─▶ deepseek-recipe: decode, resize, encode again ─▶ PreparedImage ─▶ its span in the prompt
+
+What comes out is what is hashed and what is encoded: the tower never sees the client's own pixels, so every rank and
+every cache agrees. Nothing here touches the network: who fetches a URL passes on its bytes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib.metadata import version
+
+import deepseek_recipe as recipe
+
+from whalepod.core.errors import ImageError, InternalError
+from whalepod.model.config import VisionConfig
+
+from .grid import ImageGrid
+
+PROCESSOR_VERSION = f"deepseek-recipe {version('deepseek-recipe')}"
+"""Part of the name of every block that an image touches."""
+IMAGES_MAX = 600
+"""Of one request; the prompt layer's limit."""
+PREPARED_BYTES_MAX = 32 << 20
+"""Of one request's images as they travel to the ranks: half of what one message may have."""
+URL_SHOWN_CHARS = 200
+
+_RELEASED_SIZES = (14, 3, 1024, 295936, None)
+"""What the prompt layer's own count of tokens stands for."""
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedImage:
+    """What the vision encoder is given. `grid` follows from the size and the model's configuration."""
+
+    data: bytes
+    """A WebP."""
+    width: int
+    height: int
+    grid: ImageGrid
+    content_hash: bytes
+    """32 bytes over data, width and height."""
+
+    @property
+    def tokens(self) -> int:
+        return self.grid.tokens
+
+    @classmethod
+    def of(cls, data: bytes, width: int, height: int, config: VisionConfig) -> PreparedImage:
+        return cls(data, width, height, ImageGrid.fit(width, height, config), content_hash(data, width, height))
+
+
+@dataclass(frozen=True, slots=True)
+class PlacedImage:
+    """An image and where its span begins in a prompt."""
+
+    start: int
+    image: PreparedImage
+
+    @property
+    def end(self) -> int:
+        return self.start + self.image.tokens
+
+
+def content_hash(data: bytes, width: int, height: int) -> bytes:
+    """What tells prepared images apart."""
+    return hashlib.sha256(struct.pack("<II", width, height) + data).digest()
+
+
+class ImagePreparer:
+    """Safe to use from several threads: the layer's work releases the interpreter's lock."""
+
+    def __init__(self, config: VisionConfig) -> None:
+        self._config = config
+        nowhere = recipe.ReqwestImageFetcher().with_destination_filter(lambda _host, _address: False)
+        self._resolver = recipe.ImageResolver(nowhere, recipe.OpenCvImagePreprocessor())
+
+    def prepare(self, sources: Sequence[recipe.ImageSource], *, field: str) -> list[PreparedImage]:
+        """One image a source, in order; sources that are URLs are refused. `field` is what the request calls their
+        place. Raises ImageError with the layer's kind."""
+        quota, images = recipe.ImageQuota(), list[PreparedImage]()
+        if len(sources) > IMAGES_MAX:
+            message = f"too many images: at most {IMAGES_MAX} a request, not {len(sources)}"
+            raise ImageError(field, "TooManyImages", message)
+        total = 0
+        for source in sources:
+            images.append(self._one(source, quota, field))
+            total += len(images[-1].data)
+            if total > PREPARED_BYTES_MAX:
+                message = f"the images of a request take at most {PREPARED_BYTES_MAX >> 20} MiB once they are resized"
+                raise ImageError(field, "TotalSizeTooLarge", message, place=source.path)
+        return images
+
+    def _one(self, source: recipe.ImageSource, quota: recipe.ImageQuota, field: str) -> PreparedImage:
+        try:
+            resolved = self._resolver.resolve([source], quota)
+        except recipe.ImageError as error:
+            raise ImageError(field, error.kind, _message(error), place=source.path) from error
+        except recipe.CalcResizeError as error:
+            message = f"the image has a size that cannot be fitted: {error}"
+            raise ImageError(field, "CalcResize", message, place=source.path) from error
+        (info,) = resolved.images
+        image = PreparedImage.of(info.data, info.width, info.height, self._config)
+        self._check_tokens(image, resolved)
+        return image
+
+    def _check_tokens(self, image: PreparedImage, resolved: recipe.MultiModalData) -> None:
+        """Two counts of the same tokens, where the model has the released sizes."""
+        c = self._config
+        sizes = (c.patch_size, c.downsample_ratio, c.max_image_tokens, c.min_pixels, c.max_wh_ratio)
+        counted = resolved.image_token_adjustment() + 1
+        if sizes == _RELEASED_SIZES and counted != image.tokens:
+            raise InternalError(f"an image takes {image.tokens} tokens, but the prompt layer counts {counted}")
+
+
+def _message(error: recipe.ImageError) -> str:
+    """Without the place, which is told beside it, and with no more of a data URL than is of use."""
+    text = re.sub(r"^\S+: ", "", str(error)) if error.kind not in ("InvalidUrl",) else str(error)
+    return text if len(text) <= URL_SHOWN_CHARS else text[:URL_SHOWN_CHARS] + "…"
