@@ -17,7 +17,7 @@ import pytest
 ROOT = Path(__file__).parent.parent
 ROOT_NAMES = (
     "benchmarks", "cli", "cluster", "core", "deploy", "engine", "examples", "kernels", "kvstore", "model", "proto",
-    "services",
+    "services", "training",
 )  # fmt: skip
 
 hypothesis.settings.register_profile("fixed", derandomize=True, deadline=None, database=None, max_examples=60)

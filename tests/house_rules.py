@@ -14,7 +14,7 @@ from functools import cached_property
 from pathlib import Path, PurePosixPath
 
 ROOT = Path(__file__).parent.parent
-PRODUCT_FOLDERS = ("cli", "cluster", "core", "engine", "kernels", "kvstore", "model", "services")
+PRODUCT_FOLDERS = ("cli", "cluster", "core", "engine", "kernels", "kvstore", "model", "services", "training")
 CODE_FOLDERS = (*PRODUCT_FOLDERS, "benchmarks", "tests")
 
 FUNCTION_LINES_MAX = 70
