@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+import lzma
 import random
 from collections.abc import Callable, Sequence
+from importlib import resources
 from typing import Any
 
 import deepseek_recipe as recipe
@@ -14,7 +16,7 @@ import pytest
 from whalepod.model.config import ModelConfig
 from whalepod.model.tiny_checkpoint import shipped_tokenizer, tiny_config_json
 from whalepod.services.router.language import Language
-from whalepod.training.corpus import shipped_renderer
+from whalepod.training.corpus import runs_of_ones, shipped_renderer
 from whalepod.training.data.documents import CONTEXT_TOKENS, SERVED_NAME, Document, assistant, chat, system, user
 from whalepod.training.data.facts import fact_document
 from whalepod.training.data.json_answers import invented_document, json_document
@@ -147,3 +149,17 @@ def test_a_text_that_spells_special_tokens_makes_none() -> None:
     assert list(rendered.ids).count(THINK_END) == 1, "the format's own"
     assert ASSISTANT in rendered.ids
     assert list(rendered.ids).count(4) == 1
+
+
+def test_the_held_out_sample_that_ships_is_rendered_as_it_is_served_now() -> None:
+    packed = resources.files("whalepod").joinpath("models", SERVED_NAME, "heldout.jsonl.xz").read_bytes()
+    rows = [json.loads(line) for line in lzma.decompress(packed).decode().splitlines()]
+    assert {row["kind"] for row in rows} == {"story", "chat", "chat_thinking", "tool", "json", "recall"}
+    for row in rows:
+        if "body" in row:
+            document = Document(row["kind"], "", body=row["body"], answer=row["answer"], reasoning=row["reasoning"])
+        else:
+            document = Document(row["kind"], "", text=TOKENIZER.file.decode(row["ids"]))
+        rendered = RENDERER.render(document)
+        assert list(rendered.ids) == row["ids"]
+        assert [list(run) for run in runs_of_ones(rendered.targets)] == row["targets"]
