@@ -59,6 +59,7 @@ COMMANDS: Mapping[str, CommandEntry] = {
     "bench": CommandEntry("bench", "app", "Measure the engine: what steps cost, and what drafts are worth."),
     "dspark": CommandEntry("dspark", "app", "Calibrate the drafter's confidences."),
     "kv": CommandEntry("kv", "app", "Look at the store of KV blocks, purge it, check it, or run its service."),
+    "eval": CommandEntry("eval", "evaluate", "Measure what a model has learned, and what ways to serve it cost."),
     "checkpoint": CommandEntry("checkpoint", "app", "Write and inspect checkpoints."),
     "doctor": CommandEntry("doctor", "doctor", "Check this machine and say what is wrong and how to fix it."),
 }

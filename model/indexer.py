@@ -27,6 +27,8 @@ class Indexer:
     """[index_n_heads · index_head_dim, q_lora_rank]"""
     head_weights: Projection
     """[index_n_heads, D]"""
+    recent: bool = False
+    """FOR MEASURING ONLY: the newest entries are the best, whatever they hold."""
 
     @classmethod
     def from_weights(cls, weights: Weights, config: ModelConfig, layer: int) -> Self:
@@ -69,6 +71,8 @@ class Indexer:
             enough = min(enough, config.candidate_topk_blocks * config.candidate_block_size)
         if max(entries) <= enough:
             return scores
+        if self.recent:
+            return torch.arange(max(entries), dtype=scores.dtype, device=x.device).expand(x.shape[0], -1)
         queries = run.rotary(compressed=True).rotate(self.queries(latent).unflatten(1, (heads, width)))
         queries = run.caches.formats.index_key.round_trip(queries)
         weights = self.head_weights(x, out_dtype=scores.dtype) * (width**-0.5 * heads**-0.5)
