@@ -151,11 +151,11 @@ class Engine:
             self._hand_over(sequence, Handoff(boundary_tokens=0, kind=None))
 
     def cancel(self, request_id: RequestId, attempt: int) -> None:
-        """Drop a request without a word. Unknown or ended: does nothing."""
+        """Drop a request without a word, and a hand-off nobody was told of. Unknown or ended: does nothing."""
         sequence = self._live(request_id, attempt)
         if sequence is not None:
             self._remove(sequence, Outcome.ABORT)
-        self._report.forget(request_id, attempt)
+        self._publisher.unlink_unheard(self._report.forget(request_id, attempt))
 
     def fail(self, request_id: RequestId, attempt: int, error: ServingError) -> None:
         """End a request with an error. Unknown or ended: does nothing."""

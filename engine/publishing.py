@@ -6,8 +6,11 @@ cache.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from whalepod.core.block_keys import BlockKey, block_key
 from whalepod.core.clock import Clock, Deadline
+from whalepod.core.ids import RequestId
 from whalepod.kvstore.client import BlockToPut
 from whalepod.kvstore.settings import RETENTION_S_MAX
 from whalepod.kvstore.store_keys import handoff_snapshot_key, turn_snapshot_key
@@ -16,7 +19,7 @@ from whalepod.kvstore.value_format import SnapshotValue
 from .block_pool import BlockPool
 from .boundaries import Boundaries
 from .finish import Finish
-from .interface import Handoff, SampledToken, SnapshotKind
+from .interface import Handoff, HandoffEvent, SampledToken, SnapshotKind, StepEvent
 from .options import RankOptions
 from .parking import Parked
 from .sequence import Sequence
@@ -173,17 +176,24 @@ class Publisher:
         abandoned = sequence.leaving is not None and sequence.leaving.snapshot_sent and not delivered
         # Who still awaits one was given up, perhaps just when the prefill rank had left it.
         if abandoned or sequence.handoff_unread or sequence.awaiting:
-            self._unlink_handoff(sequence)
+            self.unlink_handoff(sequence.request.request_id, sequence.request.attempt)
 
     def handoff_read(self, sequence: Sequence) -> None:
         """The sequence has resumed: its hand-off, if it had one, is of no more use."""
-        if sequence.handoff_unread and self._transfers is not None:
-            self._unlink_handoff(sequence)
+        if sequence.handoff_unread:
+            self.unlink_handoff(sequence.request.request_id, sequence.request.attempt)
         sequence.handoff = None
 
-    def _unlink_handoff(self, sequence: Sequence) -> None:
-        assert self._transfers is not None
-        self._transfers.unlink(handoff_snapshot_key(sequence.request.request_id, sequence.request.attempt))
+    def unlink_unheard(self, events: Iterable[StepEvent]) -> None:
+        """Nobody is told these: the hand-offs that they name are of no use."""
+        for event in events:
+            if isinstance(event, HandoffEvent) and event.handoff.stored:
+                self.unlink_handoff(event.request_id, event.attempt)
+
+    def unlink_handoff(self, request_id: RequestId, attempt: int) -> None:
+        """Of no more use to anybody. Not there, or no longer: does nothing."""
+        if self._transfers is not None:
+            self._transfers.unlink(handoff_snapshot_key(request_id, attempt))
 
     def _publish_turn(self, sequence: Sequence) -> None:
         """Windows at a block border where a next turn may resume, unless something approximate is in them."""

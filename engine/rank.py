@@ -18,9 +18,20 @@ from dataclasses import dataclass
 from whalepod.core.clock import SYSTEM_CLOCK, Clock
 from whalepod.core.errors import CapacityError, StaleAttemptError, WorkerLostError
 from whalepod.core.ids import RequestId
+from whalepod.kvstore.store_keys import handoff_snapshot_key
 
 from .engine import Delivery, Engine
-from .interface import EngineRequest, FinishedEvent, FinishReason, Handoff, RankLimits, RankLoad, StepEvent, StepWork
+from .interface import (
+    EngineRequest,
+    FinishedEvent,
+    FinishReason,
+    Handoff,
+    HandoffEvent,
+    RankLimits,
+    RankLoad,
+    StepEvent,
+    StepWork,
+)
 from .memory_plan import MemoryPlan
 from .options import RankOptions
 from .rank_model import RankModel
@@ -126,8 +137,8 @@ class EngineRank:
             if known is not None and known >= request.attempt:
                 raise StaleAttemptError(f"attempt {request.attempt} comes after attempt {known}")
             self._counts.accept_or_raise(request, self._options)
-            self._remember(request)
             self._unfinished[request.request_id, request.attempt] = None
+            self._remember(request)
             if known is not None:
                 stale = StaleAttemptError("a newer attempt has taken over")
                 self._post(lambda: self._engine.fail(request.request_id, known, stale))
@@ -140,6 +151,11 @@ class EngineRank:
             if self.alive and self._unfinished.pop(key, key) is None:
                 self._muted.add(key)
                 self._post(lambda: self._drop(key))
+
+    def abandon(self, request_id: RequestId, attempt: int) -> None:
+        """Remove what this request has handed off: whoever was to read it will not."""
+        if self._engine.transfers is not None:
+            self._engine.transfers.unlink(handoff_snapshot_key(request_id, attempt))
 
     def hand_off(self, request_id: RequestId, attempt: int, handoff: Handoff) -> None:
         """What the prefill rank left for a request submitted with `await_handoff`. Not stored or boundary 0: the prompt
@@ -169,8 +185,10 @@ class EngineRank:
     def _remember(self, request: EngineRequest) -> None:
         self._attempts[request.request_id] = request.attempt
         self._attempts.move_to_end(request.request_id)
-        while len(self._attempts) > ATTEMPTS_REMEMBERED:
-            self._attempts.popitem(last=False)
+        while len(self._attempts) > ATTEMPTS_REMEMBERED + len(self._unfinished):
+            request_id, attempt = self._attempts.popitem(last=False)
+            if (request_id, attempt) in self._unfinished:  # a newer attempt will have to end it
+                self._attempts[request_id] = attempt
 
     def _post(self, message: Callable[[], None]) -> None:
         self._inbox.append(message)
@@ -233,11 +251,17 @@ class EngineRank:
 
     def _report(self, events: Sequence[StepEvent]) -> None:
         """Nothing is reported for a request whose cancellation has been acknowledged."""
+        heard: list[StepEvent] = []
         with self._changed:
-            heard = [event for event in events if (event.request_id, event.attempt) not in self._muted]
-            for event in heard:
+            for event in events:
+                key = (event.request_id, event.attempt)
+                if key in self._muted:
+                    if isinstance(event, HandoffEvent) and event.handoff.stored:
+                        self.abandon(*key)
+                    continue
+                heard.append(event)
                 if isinstance(event, FinishedEvent):
-                    self._unfinished.pop((event.request_id, event.attempt), None)
+                    self._unfinished.pop(key, None)
             if heard:
                 self._on_step(heard)
 

@@ -31,9 +31,13 @@ class Report:
         events, self._events = self._events, []
         return events
 
-    def forget(self, request_id: RequestId, attempt: int) -> None:
-        """Nothing that has not been taken yet is said of this request."""
-        self._events = [event for event in self._events if (event.request_id, event.attempt) != (request_id, attempt)]
+    def forget(self, request_id: RequestId, attempt: int) -> list[StepEvent]:
+        """Nothing that has not been taken yet is said of this request: here is what it would have been."""
+        events, self._events, forgotten = self._events, [], list[StepEvent]()
+        for event in events:
+            of_it = (event.request_id, event.attempt) == (request_id, attempt)
+            (forgotten if of_it else self._events).append(event)
+        return forgotten
 
     def tokens(self, sequence: Sequence, tokens: Ordered[SampledToken]) -> None:
         request = sequence.request

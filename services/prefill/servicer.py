@@ -75,16 +75,20 @@ class PrefillServicer(prefill_pb2_grpc.PrefillServiceServicer):
         work = self._gate.admit_or_raise(request.ticket)
         key = (work.request_id, work.attempt)
         waiter = self._waiters[key] = asyncio.get_running_loop().create_future()
+        answered = False
         try:
             with span("prefill", work.traceparent, prompt_tokens=len(work.prompt_ids)) as prefill:
                 self._engine.submit(replace(work, traceparent=prefill.traceparent))
                 handoff = await waiter
                 prefill.set(cached_tokens=handoff.cached_tokens, blocks_stored=handoff.blocks_stored)
+            answered = True
             return handoff
         finally:
             del self._waiters[key]
             if waiter.cancelled():  # the caller is gone
                 self._engine.cancel(*key)
+            elif not answered and waiter.done() and waiter.exception() is None:  # it went as its answer came
+                self._engine.abandon(*key)
 
     def deliver(self, events: Sequence[StepEvent], load: RankLoad) -> None:  # noqa: ARG002  each reply reads it anew
         for event in events:
