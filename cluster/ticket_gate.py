@@ -18,7 +18,7 @@ from whalepod.engine.interface import EngineRequest, Fidelity, Work
 from whalepod.rpc.common.v1 import common_pb2
 
 from .attempt_fence import AttemptFence
-from .tickets import engine_request_from_ticket, verify_ticket_or_raise
+from .tickets import CLOCK_SKEW_MS, engine_request_from_ticket, verify_ticket_or_raise
 
 
 class TicketGate:
@@ -43,7 +43,7 @@ class TicketGate:
         self._fidelities = fidelities
         self._secret = secret
         self._clock = clock
-        self._fence = AttemptFence()
+        self._fence = AttemptFence(since_unix_ms=clock.unix_ms() - CLOCK_SKEW_MS)
         self.closed = False
         """Set to refuse every ticket: the rank is leaving."""
 
@@ -51,7 +51,8 @@ class TicketGate:
         """What to do for a ticket that passes.
 
         Raises AuthenticationError (signature, age, another rank's), ModelNotFoundError, InvalidFieldError,
-        DeadlineError, StaleAttemptError, and UnavailableError when the gate is closed.
+        DeadlineError, StaleAttemptError, and UnavailableError when the gate is closed, or the ticket is so old that it
+        may have been used before this rank was started.
         """
         try:
             ticket = verify_ticket_or_raise(signed, self._secret, rank_id=self._rank_id, clock=self._clock)
@@ -75,7 +76,7 @@ class TicketGate:
             raise DeadlineError("the request's deadline passed before it reached a rank")
         if self.closed:
             raise UnavailableError(f"{self._rank_id} is draining")
-        self._fence.admit_or_raise(request.request_id, request.attempt)
+        self._fence.admit_or_raise(request.request_id, request.attempt, signed_unix_ms=ticket.signed_unix_ms)
         return request
 
 

@@ -107,7 +107,8 @@ def sign_job(
     job: Job, *, attempt: int, decode: RankInfo, prefill: RankInfo | None, secret: ClusterSecret, clock: Clock
 ) -> common_pb2.SignedTicket:
     """The ticket of one attempt. It is good for as long as the request may run."""
-    deadline_unix_ms = clock.unix_ms() + int(1000 * job.deadline.remaining_s())
+    now_ms = clock.unix_ms()
+    deadline_unix_ms = now_ms + int(1000 * job.deadline.remaining_s())
     ticket = common_pb2.Ticket(
         request_id=job.request_id,
         attempt=attempt,
@@ -129,5 +130,6 @@ def sign_job(
         branch=job.branch,
         branch_of=job.branch_of,
         images=map(image_to_proto, job.images),
+        signed_unix_ms=now_ms,
     )
     return sign_ticket(ticket, secret)

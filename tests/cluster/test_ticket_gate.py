@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from whalepod.cluster.ticket_gate import TicketGate, claimed_identity
-from whalepod.cluster.tickets import pack_ids, sign_ticket
-from whalepod.core.clock import SYSTEM_CLOCK
+from whalepod.cluster.tickets import CLOCK_SKEW_MS, pack_ids, sign_ticket
+from whalepod.core.clock import SYSTEM_CLOCK, Clock
 from whalepod.core.credentials import ClusterSecret
 from whalepod.core.errors import AuthenticationError, InvalidFieldError, UnavailableError
 from whalepod.engine.interface import Fidelity, Work
@@ -16,7 +16,9 @@ SECRET, OTHER = ClusterSecret(b"s" * 16), ClusterSecret(b"t" * 16)
 ID = b"sixteen bytes id"
 
 
-def gate(*, fidelities: tuple[Fidelity, ...] = (Fidelity.FAST, Fidelity.EXACT)) -> TicketGate:
+def gate(
+    *, fidelities: tuple[Fidelity, ...] = (Fidelity.FAST, Fidelity.EXACT), clock: Clock = SYSTEM_CLOCK
+) -> TicketGate:
     return TicketGate(
         rank_id="decode-0",
         work=Work.GENERATE,
@@ -24,12 +26,15 @@ def gate(*, fidelities: tuple[Fidelity, ...] = (Fidelity.FAST, Fidelity.EXACT)) 
         namespace=b"n" * 16,
         fidelities=fidelities,
         secret=SECRET,
-        clock=SYSTEM_CLOCK,
+        clock=clock,
     )
 
 
-def ticket(*, secret: ClusterSecret = SECRET, prefill: str = "", attempt: int = 1) -> common_pb2.SignedTicket:
-    soon = SYSTEM_CLOCK.unix_ms() + 60_000
+def ticket(
+    *, secret: ClusterSecret = SECRET, prefill: str = "", attempt: int = 1, now_ms: int | None = None
+) -> common_pb2.SignedTicket:
+    now_ms = SYSTEM_CLOCK.unix_ms() if now_ms is None else now_ms
+    soon = now_ms + 60_000
     return sign_ticket(
         common_pb2.Ticket(
             request_id=ID,
@@ -41,6 +46,7 @@ def ticket(*, secret: ClusterSecret = SECRET, prefill: str = "", attempt: int = 
             prefill_rank=prefill,
             deadline_unix_ms=soon,
             expires_unix_ms=soon,
+            signed_unix_ms=now_ms,
         ),
         secret,
     )
@@ -77,3 +83,28 @@ def test_a_fidelity_that_is_not_offered_is_the_requests_fault() -> None:
 def test_a_refusal_can_be_addressed_even_if_the_ticket_is_forged() -> None:
     assert claimed_identity(ticket(secret=OTHER, attempt=4)) == (ID, 4)
     assert claimed_identity(common_pb2.SignedTicket(ticket=b"\xff\xff")) is None
+
+
+class _SetClock:
+    """Stands where it is put."""
+
+    def __init__(self, unix_ms: int) -> None:
+        self.at_ms = unix_ms
+
+    def unix_ms(self) -> int:
+        return self.at_ms
+
+    def monotonic_s(self) -> float:
+        return self.at_ms / 1000
+
+
+def test_a_ticket_of_a_request_that_has_ended_is_not_taken_again_after_a_restart() -> None:
+    clock = _SetClock(1_000_000_000)
+    used = ticket(now_ms=clock.at_ms)
+    gate(clock=clock).admit_or_raise(used)
+    clock.at_ms += 20_000
+    restarted = gate(clock=clock)
+    with pytest.raises(UnavailableError):
+        restarted.admit_or_raise(used)
+    restarted.admit_or_raise(ticket(now_ms=clock.at_ms, attempt=2))
+    restarted.admit_or_raise(ticket(now_ms=clock.at_ms - CLOCK_SKEW_MS, attempt=3))

@@ -110,7 +110,7 @@ class Image(_message.Message):
     def __init__(self, start: _Optional[int] = ..., tokens: _Optional[int] = ..., width: _Optional[int] = ..., height: _Optional[int] = ..., data: _Optional[bytes] = ...) -> None: ...
 
 class Ticket(_message.Message):
-    __slots__ = ("request_id", "attempt", "model", "tenant", "salt", "fidelity", "prompt_ids", "block_hashes", "sampling", "deadline_unix_ms", "prefill_rank", "decode_rank", "expires_unix_ms", "stored_tokens_hint", "traceparent", "resumed_ids", "priority", "branch", "branch_of", "images", "vision_ranks")
+    __slots__ = ("request_id", "attempt", "model", "tenant", "salt", "fidelity", "prompt_ids", "block_hashes", "sampling", "deadline_unix_ms", "prefill_rank", "decode_rank", "expires_unix_ms", "stored_tokens_hint", "traceparent", "resumed_ids", "priority", "branch", "branch_of", "images", "vision_ranks", "signed_unix_ms")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
@@ -132,6 +132,7 @@ class Ticket(_message.Message):
     BRANCH_OF_FIELD_NUMBER: _ClassVar[int]
     IMAGES_FIELD_NUMBER: _ClassVar[int]
     VISION_RANKS_FIELD_NUMBER: _ClassVar[int]
+    SIGNED_UNIX_MS_FIELD_NUMBER: _ClassVar[int]
     request_id: bytes
     attempt: int
     model: str
@@ -153,7 +154,8 @@ class Ticket(_message.Message):
     branch_of: bytes
     images: _containers.RepeatedCompositeFieldContainer[Image]
     vision_ranks: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, request_id: _Optional[bytes] = ..., attempt: _Optional[int] = ..., model: _Optional[str] = ..., tenant: _Optional[str] = ..., salt: _Optional[bytes] = ..., fidelity: _Optional[_Union[Fidelity, str]] = ..., prompt_ids: _Optional[bytes] = ..., block_hashes: _Optional[bytes] = ..., sampling: _Optional[_Union[SamplingParams, _Mapping]] = ..., deadline_unix_ms: _Optional[int] = ..., prefill_rank: _Optional[str] = ..., decode_rank: _Optional[str] = ..., expires_unix_ms: _Optional[int] = ..., stored_tokens_hint: _Optional[int] = ..., traceparent: _Optional[str] = ..., resumed_ids: _Optional[bytes] = ..., priority: _Optional[int] = ..., branch: _Optional[int] = ..., branch_of: _Optional[bytes] = ..., images: _Optional[_Iterable[_Union[Image, _Mapping]]] = ..., vision_ranks: _Optional[_Iterable[str]] = ...) -> None: ...
+    signed_unix_ms: int
+    def __init__(self, request_id: _Optional[bytes] = ..., attempt: _Optional[int] = ..., model: _Optional[str] = ..., tenant: _Optional[str] = ..., salt: _Optional[bytes] = ..., fidelity: _Optional[_Union[Fidelity, str]] = ..., prompt_ids: _Optional[bytes] = ..., block_hashes: _Optional[bytes] = ..., sampling: _Optional[_Union[SamplingParams, _Mapping]] = ..., deadline_unix_ms: _Optional[int] = ..., prefill_rank: _Optional[str] = ..., decode_rank: _Optional[str] = ..., expires_unix_ms: _Optional[int] = ..., stored_tokens_hint: _Optional[int] = ..., traceparent: _Optional[str] = ..., resumed_ids: _Optional[bytes] = ..., priority: _Optional[int] = ..., branch: _Optional[int] = ..., branch_of: _Optional[bytes] = ..., images: _Optional[_Iterable[_Union[Image, _Mapping]]] = ..., vision_ranks: _Optional[_Iterable[str]] = ..., signed_unix_ms: _Optional[int] = ...) -> None: ...
 
 class SignedTicket(_message.Message):
     __slots__ = ("ticket", "mac")
