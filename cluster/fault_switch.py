@@ -15,7 +15,6 @@ import signal
 import subprocess
 import threading
 from collections.abc import Sequence
-from dataclasses import replace
 
 import grpc
 from google.protobuf.message import DecodeError
@@ -205,4 +204,4 @@ def _spoilt(value: ValueToWrite) -> ValueToWrite:
     changed = bytearray(last)
     if changed:
         changed[-1] ^= 1
-    return replace(value, pieces=(*pieces, bytes(changed)))
+    return ValueToWrite(value.key, (*pieces, bytes(changed)), value.life_ms)

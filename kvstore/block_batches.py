@@ -1,14 +1,16 @@
-"""Blocks in and out of the store, in batches of one run: at most 16 blocks, one server, one round trip.
+"""Blocks in and out of the store, in batches of one run: at most 16 blocks of one server. A few batches of a server are
+moved in one exchange, so that it is not idle between them.
 
     fetch ──▶ BlockSink: header judged, payload in place, checksum ──▶ leading verified blocks; corrupt values removed
     put   ──▶ SET NX ──▶ renew the life of what was there, replace approximate by exact ──▶ leading blocks held
 
-Batches of one call run side by side, as many as there are connections. A call returns when every batch has ended.
+Exchanges of one call run side by side, as many as there are connections. A call returns when every one has ended.
 """
 
 from __future__ import annotations
 
 import logging
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
@@ -27,6 +29,9 @@ from .value_sinks import BlockSink, Rejected
 from .value_writer import ValueWriter, flat_pieces
 
 logger = logging.getLogger(__name__)
+
+BATCHES_AT_ONCE = 2
+"""Of one exchange. With more the server is idle less often, and another caller waits longer for a connection."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,8 +108,9 @@ class BlockBatches:
         """Fill the leading sinks; those past the first gap may be left out. Corrupt values leave the store."""
         if not sinks:
             return
-        batches = self._batches([sink.block for sink in sinks])
-        self._until_gap(batches, lambda batch: self._fetch_batch(sinks[batch], deadline))
+        self._until_gap(
+            [sink.block for sink in sinks], lambda wanted: self._fetch([sinks[i] for i in wanted], deadline)
+        )
         for sink in sinks:
             if sink.rejected is not None:
                 remove_if_corrupt(self._transport, sink.rejected, deadline=deadline)
@@ -116,10 +122,13 @@ class BlockBatches:
         payloads = [flat_pieces(block.payload) for block in blocks]
         if any(sum(map(len, payload)) != layout.payload_bytes for payload in payloads):
             raise ValueError(f"a block's payload has {layout.payload_bytes} bytes")
-        batches = self._batches([block.key for block in blocks])
-        return self._until_gap(batches, lambda batch: self._put_batch(blocks[batch], payloads[batch], deadline))
+        return self._until_gap(
+            [block.key for block in blocks],
+            lambda wanted: self._put([blocks[i] for i in wanted], [payloads[i] for i in wanted], deadline),
+        )
 
-    def _fetch_batch(self, sinks: Sequence[BlockSink], deadline: Deadline) -> int:
+    def _fetch(self, sinks: Sequence[BlockSink], deadline: Deadline) -> list[bool]:
+        """Of one server, in one exchange. Which are in place now."""
         due = self._due([sink.block for sink in sinks])
         value_bytes = HEADER_BYTES + len(sinks[0].buffer)
         asked_at_s = self._missing.now_s()
@@ -137,11 +146,12 @@ class BlockBatches:
                     self._missing.note(sink.key, asked_at_s=asked_at_s)
         verified = [sink.verified for sink in sinks]
         metrics.BYTES.labels("read").inc(sum(verified) * value_bytes)
-        return leading(verified)
+        return verified
 
-    def _put_batch(
+    def _put(
         self, blocks: Sequence[BlockToPut], payloads: Sequence[tuple[memoryview, ...]], deadline: Deadline
-    ) -> int:
+    ) -> list[bool]:
+        """Of one server, in one exchange. Which are held now."""
         values = [
             self._writer.block(block.key, payload, exact=block.exact, owner=block.owner)
             for block, payload in zip(blocks, payloads, strict=True)
@@ -149,7 +159,7 @@ class BlockBatches:
         if self._held is not None:
             self._held.keep(values)
             if not self._transport.shards:
-                return len(values)
+                return [True] * len(values)
         shard = self._transport.shard_of(values[0].key)
         outcomes = self._transport.write(shard, values, only_if_absent=True, deadline=deadline)
         count_written(values, outcomes)
@@ -163,7 +173,7 @@ class BlockBatches:
         if due and self._transport.renew(shard, self._lives(due), deadline=deadline):
             self._note_renewed(due)
         self._upgrade(shard, [(blocks[index], values[index]) for index in present if blocks[index].exact], deadline)
-        return len(values) if self._held is not None else leading(outcome in held for outcome in outcomes)
+        return [self._held is not None or outcome in held for outcome in outcomes]
 
     def _upgrade(self, shard: Place, exact: Sequence[tuple[BlockToPut, ValueToWrite]], deadline: Deadline) -> None:
         """Replace those of the stored blocks that are approximate. Losing a race leaves a valid block."""
@@ -196,20 +206,41 @@ class BlockBatches:
                 start = index
         return batches
 
-    def _until_gap(self, batches: Sequence[slice], work: Callable[[slice], int]) -> int:
-        """Work through the batches, count the leading items done. What lies past a gap already seen is left out."""
+    def _exchanges(self, keys: Sequence[BlockKey], batches: Sequence[slice]) -> list[list[int]]:
+        """Numbers of batches by the exchange that moves them. A server's are dealt to its connections, so that all of
+        them work from the front."""
+        by_shard: dict[Place, list[int]] = defaultdict(list)
+        for number, batch in enumerate(batches):
+            by_shard[self._transport.shard_of(block_store_key(keys[batch.start]))].append(number)
+        lanes, exchanges = self._writer.settings.data_connections, list[list[int]]()
+        for numbers in by_shard.values():
+            for lane in range(lanes):
+                own = numbers[lane::lanes]
+                exchanges += [own[at : at + BATCHES_AT_ONCE] for at in range(0, len(own), BATCHES_AT_ONCE)]
+        return sorted(exchanges)
+
+    def _until_gap(self, keys: Sequence[BlockKey], work: Callable[[Sequence[int]], Sequence[bool]]) -> int:
+        """Work through all keys, count the leading ones done. What lies past a gap already seen is left out.
+        `work`: does what belongs to some keys of one server, and tells which of them it has done."""
+        batches = self._batches(keys)
         done = [0] * len(batches)
         gaps: list[int] = []
 
-        def attempt(number: int) -> None:
-            batch = batches[number]
-            if any(gap < number for gap in gaps):
+        def attempt(numbers: Sequence[int]) -> None:
+            wanted = [number for number in numbers if not any(gap < number for gap in gaps)]
+            if not wanted:
                 return
-            done[number] = work(batch)
-            if done[number] < batch.stop - batch.start:
-                gaps.append(number)
+            did = work([index for number in wanted for index in range(len(keys))[batches[number]]])
+            at = 0
+            for number in wanted:
+                size = batches[number].stop - batches[number].start
+                done[number] = leading(did[at : at + size])
+                at += size
+                if done[number] < size:
+                    gaps.append(number)
 
-        self._threads.run([lambda number=number: attempt(number) for number in range(len(batches))])
+        exchanges = self._exchanges(keys, batches) if self._transport.shards else [[n] for n in range(len(batches))]
+        self._threads.run([lambda numbers=numbers: attempt(numbers) for numbers in exchanges])
         first_gap = min(gaps, default=len(batches) - 1)
         return sum(done[: first_gap + 1])
 

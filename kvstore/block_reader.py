@@ -57,7 +57,7 @@ class BlockReader:
             sources.insert(0 if self._prefers(peer) else 1, ("direct", _from(peer), True))
         for name, read, certain in sources:
             before = sum(sink.verified for sink in sinks)
-            wanted = _up_to_gap([sink for sink in sinks if not sink.verified], () if certain else self._missing)
+            wanted = _up_to_gap([sink for sink in sinks if not sink.verified], None if certain else self._missing)
             if not wanted or deadline.expired:
                 continue
             read(wanted, deadline)
@@ -73,13 +73,13 @@ class BlockReader:
 
     def _from_store(self, sinks: Sequence[BlockSink], deadline: Deadline) -> None:
         assert self._store is not None
-        seats = [(sink, self._flights.board(sink.block.hash, sink.buffer)) for sink in sinks]
+        boarded = self._flights.board((sink.block.hash, sink.buffer) for sink in sinks)
+        seats = list(zip(sinks, boarded, strict=True))
         own = [sink for sink, seat in seats if seat is None]
         try:
             self._store.fetch(own, deadline=deadline)
         finally:
-            for sink in own:
-                self._flights.land(sink.block.hash, sink.buffer, exact=sink.exact if sink.verified else None)
+            self._flights.land((sink.block.hash, sink.buffer, sink.exact if sink.verified else None) for sink in own)
         again: list[BlockSink] = []
         for sink, seat in seats:
             if seat is None:
@@ -107,12 +107,9 @@ def _from(batches: BlockBatches) -> _Read:
     return lambda sinks, deadline: batches.fetch(sinks, deadline=deadline)
 
 
-def _up_to_gap(sinks: Sequence[BlockSink], missing: MissingKeys | tuple[()]) -> Sequence[BlockSink]:
+def _up_to_gap(sinks: Sequence[BlockSink], missing: MissingKeys | None) -> Sequence[BlockSink]:
     """Those before the first that is known to be missing: nothing behind it would be used."""
-    for index, sink in enumerate(sinks):
-        if sink.key in missing:
-            return sinks[:index]
-    return sinks
+    return sinks if missing is None else sinks[: missing.before_first(sink.key for sink in sinks)]
 
 
 def _count(source: str, sinks: Sequence[BlockSink], *, before: int) -> None:

@@ -26,6 +26,18 @@ class MissingKeys:
             missing_at_s = self._missing_at_s.get(key)
         return missing_at_s is not None and self._clock.monotonic_s() - missing_at_s < self._life_s
 
+    def before_first(self, keys: Iterable[bytes]) -> int:
+        """How many of `keys` stand before the first that is missing."""
+        count = 0
+        with self._lock:
+            oldest_s = self._clock.monotonic_s() - self._life_s
+            for key in keys:
+                missing_at_s = self._missing_at_s.get(key)
+                if missing_at_s is not None and missing_at_s > oldest_s:
+                    break
+                count += 1
+        return count
+
     def now_s(self) -> float:
         """When a question is asked, for `note`."""
         return self._clock.monotonic_s()

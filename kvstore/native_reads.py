@@ -9,6 +9,7 @@ import ctypes
 import sysconfig
 from array import array
 from collections.abc import Sequence
+from enum import IntEnum
 from pathlib import Path
 from typing import NamedTuple
 
@@ -17,6 +18,9 @@ from xxhash import _xxhash  # pyright: ignore[reportAttributeAccessIssue]  its c
 from .faults import FaultReason, StoreFault
 
 _FAULTS = (None, FaultReason.TIMEOUT, FaultReason.RESET, FaultReason.PROTOCOL)
+_WORDS_A_VALUE = 8
+_address = ctypes.addressof
+_FirstByte = ctypes.c_char
 _TIMEOUT_NS_MAX = 3600 * 10**9
 
 
@@ -27,15 +31,31 @@ class Foreseen(NamedTuple):
     """Of header and extension, received apart from the payload."""
     payload: memoryview
     """Writable bytes."""
+    plain: bytes = b""
+    """What its header should be but for what differs between writers (`PlainBlockHeaders.expected`); empty: it is for
+    the sink to say."""
+
+
+class Verdict(IntEnum):
+    """Of a value, by the C half."""
+
+    NONE = 0
+    """It is for the sink to say."""
+    APPROXIMATE = 1
+    """All agrees; not exact."""
+    EXACT = 2
 
 
 class Arrived(NamedTuple):
     """What came of a call."""
 
-    heads: Sequence[bytearray]
-    """Of the leading values, which are in place."""
+    whole: int
+    """Leading values that are in place."""
+    heads: bytearray
+    """Theirs, one after the other."""
     payload_hashes: Sequence[int | None]
     """Their payloads' xxh3-64, if it was taken."""
+    verdicts: Sequence[int]
     sent: int
     start: int
     end: int
@@ -83,29 +103,31 @@ class NativeReads:
     ) -> Arrived:
         """Read leading `values`; `sent` of their `requests` are on their way, `ahead` may be. `read_ahead`: a buffer,
         and from where to where it holds what was received before."""
-        heads = [bytearray(value.head_bytes) for value in values]
-        held: list[ctypes.c_char] = []  # holds the buffers where they are
+        heads, plains = bytearray(sum(value.head_bytes for value in values)), b"".join(v.plain for v in values)
+        held = [_FirstByte.from_buffer(value.payload) for value in values]  # holds the buffers where they are
+        held.append(first := _FirstByte.from_buffer(heads))
+        head_at, request_end = _address(first), 0
+        plain_at = ctypes.cast(ctypes.c_char_p(plains), ctypes.c_void_p).value or 0
         places = array("Q")
-        request_end = 0
-        for head, value, request in zip(heads, values, requests, strict=True):
-            for data in (head, value.payload):
-                held.append(byte := ctypes.c_char.from_buffer(data))
-                places.append(ctypes.addressof(byte))
-                places.append(len(data))
+        for value, payload, request in zip(values, held, requests, strict=False):
+            head_bytes, plain_bytes = value.head_bytes, len(value.plain)
             request_end += len(request)
-            places.append(request_end)
-            places.append(0)
+            here = plain_at if plain_bytes else 0
+            places.extend((head_at, head_bytes, _address(payload), len(value.payload), here, request_end, 0, 0))
+            head_at += head_bytes
+            plain_at += plain_bytes
         buffer, start, end = read_ahead
-        held.append(ours := ctypes.c_char.from_buffer(buffer))
+        held.append(ours := _FirstByte.from_buffer(buffer))
         asked, done = _Requests(b"".join(requests), sent, ahead), ctypes.c_int64()
-        received = _Ahead(ctypes.addressof(ours), len(buffer), start, end)
+        received = _Ahead(_address(ours), len(buffer), start, end)
         timeout_ns = min(int(timeout_s * 1e9), _TIMEOUT_NS_MAX)
         at = places.buffer_info()[0]
         reason = _FAULTS[self._read(descriptor, at, len(values), asked, received, self._hash, timeout_ns, done)]
         fault = StoreFault(reason, "receive") if reason else None
-        count = done.value
-        hashes = places[5 : 6 * count : 6] if self._hash else [None] * count
-        return Arrived(heads[:count], hashes, asked.sent, received.start, received.end, fault)
+        count, words = done.value, _WORDS_A_VALUE
+        hashes = places[6 : words * count : words] if self._hash else [None] * count
+        verdicts = places[7 : words * count : words]
+        return Arrived(count, heads, hashes, verdicts, asked.sent, received.start, received.end, fault)
 
 
 def _xxh3() -> int | None:

@@ -7,14 +7,15 @@ Flight ──▶ server ──▶ values of the foreseen length: straight into p
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from whalepod.core.clock import Deadline
 
 from . import metrics
 from .faults import ErrorReply, FaultReason, Meaning, StoreFault, code_label, meaning_of, raise_if_server_wide
-from .native_reads import Arrived, Foreseen
+from .native_reads import Arrived, Foreseen, Verdict
 from .resp import Reply, RespConnection, command
 from .slot_map import Redirection
 from .transport import ValueSink
@@ -40,14 +41,13 @@ class Batch:
     strange: list[int] = field(default_factory=list[int])
     """Items whose key holds no string: nothing that we can have written."""
 
-    def requests(self, commands: Mapping[int, Sequence[BytesLike]]) -> list[list[BytesLike]]:
-        """The pieces of each item's command, in order."""
-        prefix = [ASKING] if self.asking else []
-        return [[*prefix, *commands[item]] for item in self.items]
+    def request(self, number: int, commands: Callable[[int], Sequence[BytesLike]]) -> list[BytesLike]:
+        """The pieces of the command about its item `number`, given that of any item."""
+        return [*([ASKING] if self.asking else ()), *commands(self.items[number])]
 
     def pipeline(self, commands: Mapping[int, Sequence[BytesLike]]) -> list[BytesLike]:
         """All of them at once."""
-        return [piece for request in self.requests(commands) for piece in request]
+        return [piece for number in range(len(self.items)) for piece in self.request(number, commands.__getitem__)]
 
     def judged(self, item: int, reply: Reply) -> Reply:
         """The reply, unless it is a redirection, which is kept and None instead. Raises StoreFault, see `judged`."""
@@ -61,35 +61,81 @@ class Batch:
             judged(connection.read_reply(deadline=deadline))
 
 
+class TwoPartCommand(Protocol):
+    """A command whose last bytes are a value and what follows it."""
+
+    @property
+    def start(self) -> bytes:
+        """Up to the announcement of the value's length."""
+        ...
+
+    @property
+    def rest(self) -> Sequence[BytesLike]:
+        """The value and what follows it, made when it is asked for first."""
+        ...
+
+    @property
+    def bytes(self) -> int:
+        """Of the value."""
+        ...
+
+
+def write_values(
+    connection: RespConnection, batch: Batch, commands: Sequence[TwoPartCommand], *, deadline: Deadline
+) -> Iterator[Reply]:
+    """The replies to the batch's commands, in order; each is sent when enough of those before it have been answered.
+    Raises StoreFault.
+
+    The start of a command goes out with the rest of the one before: a server that knows what comes receives it in
+    place, one that finds all of it in its buffer moves it once more.
+    """
+    ahead = max(1, IN_FLIGHT_BYTES // max(1, commands[0].bytes))
+    prefix = ASKING if batch.asking else b""
+    connection.send([prefix + commands[0].start], deadline=deadline)
+    sent = 0
+    for done in range(len(commands)):
+        while sent < min(len(commands), done + ahead):
+            following = [prefix + commands[sent + 1].start] if sent + 1 < len(commands) else []
+            connection.send([*commands[sent].rest, *following], deadline=deadline)
+            sent += 1
+        if sent < len(commands):
+            _ = commands[sent].rest  # while the server is busy
+        batch.skip_asking(connection, deadline)
+        yield connection.read_reply(deadline=deadline)
+
+
 class Flight:
     """Sends requests in order, so many ahead of the answers as `IN_FLIGHT_BYTES` allows, one at least."""
 
     def __init__(
         self,
         connection: RespConnection,
-        requests: Sequence[Sequence[BytesLike]],
+        count: int,
+        request: Callable[[int], Sequence[BytesLike]],
         *,
         item_bytes: int,
         deadline: Deadline,
     ) -> None:
-        """`item_bytes`: of one value, about."""
+        """`request`: the pieces of each of `count` requests, asked for when it is sent. `item_bytes`: of one value,
+        about."""
         self._connection = connection
-        self._requests = requests
+        self._count = count
+        self._request = request
         self._deadline = deadline
         self._ahead = max(1, IN_FLIGHT_BYTES // max(1, item_bytes))
         self._sent = 0
 
     def proceed(self, done: int) -> None:
         """Send what may be on its way once `done` requests have been answered. Raises StoreFault."""
-        until = min(len(self._requests), done + self._ahead)
+        until = min(self._count, done + self._ahead)
         if self._sent < until and self._sent - done <= self._ahead // 2:
-            pieces = [piece for request in self._requests[self._sent : until] for piece in request]
+            pieces = [piece for number in range(self._sent, until) for piece in self._request(number)]
             self._connection.send(pieces, deadline=self._deadline)
             self._sent = until
 
     def receive(self, done: int, values: Sequence[Foreseen]) -> Arrived | None:
         """The values that arrive as foreseen after `done`. None: the native half was not built."""
-        requests = [b"".join(request) for request in self._requests[done : done + len(values)]]
+        requests = [b"".join(self._request(number)) for number in range(done, done + len(values))]
         arrived = self._connection.read_values(
             values, requests, sent=self._sent - done, ahead=self._ahead, deadline=self._deadline
         )
@@ -113,16 +159,18 @@ def read_values(
     """
     moved = done = 0
     while done < len(batch.items):
+        flight.proceed(done)  # the server begins while the rest is being prepared
         left = batch.items[done:]
         foreseen = [] if batch.asking else _foreseen([sinks[item] for item in left])
         arrived = flight.receive(done, foreseen) if foreseen else None
         if arrived is not None:
-            for item, places, head, payload_hash in zip(
-                left, foreseen, arrived.heads, arrived.payload_hashes, strict=False
-            ):
-                answered[item] = True
-                moved += _judge(sinks[item], head, len(places.payload), payload_hash)
-            done += len(arrived.heads)
+            for number in range(arrived.whole):
+                sink, verdict = sinks[left[number]], arrived.verdicts[number]
+                if not verdict or not sink.take(exact=verdict == Verdict.EXACT):
+                    _judge(sink, foreseen, arrived, number)
+                answered[left[number]] = True
+            moved += sum(places.head_bytes + len(places.payload) for places in foreseen[: arrived.whole])
+            done += arrived.whole
             if arrived.fault is not None:
                 raise arrived.fault
         if done < len(batch.items):
@@ -143,16 +191,18 @@ def _foreseen(sinks: Sequence[ValueSink]) -> list[Foreseen]:
     return places
 
 
-def _judge(sink: ValueSink, head: bytearray, payload_bytes: int, payload_hash: int | None) -> int:
-    """A whole value has been received as foreseen. Its bytes."""
-    value_bytes = len(head) + payload_bytes
+def _judge(sink: ValueSink, foreseen: Sequence[Foreseen], arrived: Arrived, number: int) -> None:
+    """A whole value has been received as foreseen, and the C half does not say what it is."""
+    places = foreseen[number]
+    value_bytes = places.head_bytes + len(places.payload)
+    head_at = sum(before.head_bytes for before in foreseen[:number])
+    head = arrived.heads[head_at : head_at + places.head_bytes]
     opened = sink.open(bytes(head[:HEADER_BYTES]), value_bytes)
     if opened is not None:
         assert sum(map(len, opened)) == value_bytes - HEADER_BYTES, "a sink opened for another length"
         if len(head) > HEADER_BYTES:
             opened[0][:] = head[HEADER_BYTES:]
-        sink.finish(payload_hash=payload_hash)
-    return value_bytes
+        sink.finish(payload_hash=arrived.payload_hashes[number])
 
 
 def _take_any(

@@ -28,6 +28,8 @@ _DEPTH_TOKENS_BYTES = struct.Struct("<IIQ")
 _CHECKSUM = struct.Struct("<Q")
 _STAMPS = struct.Struct("<QQQQ")
 _HEADER_CHECKSUM = struct.Struct("<I")
+_NO_STAMPS = bytes(_STAMPS.size)
+_NO_CHECKSUM = bytes(_HEADER_CHECKSUM.size)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +83,22 @@ class PlainBlockHeaders:
             == _HEADER_CHECKSUM.unpack_from(head, HEADER_CHECKSUM_AT)[0]
         )
         return (_CHECKSUM.unpack_from(head, CHECKSUM_AT)[0], exact) if plain and exact is not None else None
+
+    def expected(self, key: BlockKey) -> bytes:
+        """256 bytes: the header of `key`'s block with the flag for exact, the checksums, writer, time and owner 0."""
+        return b"".join(
+            (
+                self._start,
+                self._flags[False],
+                self._before_identity,
+                key.hash,
+                key.parent,
+                _DEPTH_TOKENS_BYTES.pack(key.depth, self.layout.block_tokens, self.layout.payload_bytes),
+                _NO_STAMPS,
+                self._after_owner,
+                _NO_CHECKSUM,
+            )
+        )
 
     def write(
         self, key: BlockKey, *, checksum: int, exact: bool, owner: int, writer: int, created_unix_ms: int

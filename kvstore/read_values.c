@@ -1,8 +1,10 @@
-/* Asks for values and receives them where they belong, without the interpreter and its lock.
+/* Asks for values, receives them where they belong and says which are as they should be, without the interpreter and
+ * its lock.
  *
- * Requests go out a few ahead of the replies. Only replies of the length that was foreseen are taken. The first that is anything else (a null, an error, a push
- * message, another length) is left in the bytes read ahead, for resp.py to understand. Plain C without Python's headers:
- * called through ctypes (native_reads.py), and nothing is lost but speed where it could not be built.
+ * Requests go out a few ahead of the replies. Only replies of the length that was foreseen are taken. The first that is
+ * anything else (a null, an error, a push message, another length) is left in the bytes read ahead, for resp.py to
+ * understand. Plain C without Python's headers: called through ctypes (native_reads.py), and nothing is lost but speed
+ * where it could not be built.
  */
 #include <errno.h>
 #include <poll.h>
@@ -14,16 +16,20 @@
 #include <time.h>
 
 enum { DONE = 0, TIMED_OUT = 1, RESET = 2, PROTOCOL = 3 };
+enum { NOT_JUDGED = 0, APPROXIMATE = 1, EXACT = 2 };
 
-/* Where one value goes: its first bytes apart from the rest. Where its request ends: it begins where the one before ends.
- * And, written here, the hash of its payload, taken while the processor's cache still has it. */
+/* Where one value goes: its first bytes apart from the rest. What its header should be (see `judge`), or null. Where its
+ * request ends: it begins where the one before ends. And, written here: the hash of its payload, taken while the
+ * processor's cache still has it, and the verdict. */
 struct value {
     char *head;
     int64_t head_bytes;
     char *payload;
     int64_t payload_bytes;
+    const char *plain;
     int64_t request_end;
     uint64_t payload_hash;
+    int64_t verdict;
 };
 
 typedef uint64_t hash_function(const void *bytes, size_t length);
@@ -49,6 +55,44 @@ struct source {
     int64_t armed_ns;
     struct ahead *ahead;
 };
+
+/* Offsets of a header's fields, as in plain_block_headers.py. All integers are little-endian. */
+enum { FLAGS_AT = 8, CHECKSUM_AT = 112, VALID_FROM_AT = 144, HEADER_CHECKSUM_AT = 252 };
+enum { EXACT_FLAG = 1 };
+
+static uint32_t crc_of_byte[256];
+
+__attribute__((constructor)) static void fill_crc_table(void) {
+    for (uint32_t byte = 0; byte < 256; byte++) {
+        uint32_t crc = byte;
+        for (int bit = 0; bit < 8; bit++) crc = crc >> 1 ^ (crc & 1 ? 0x82F63B78 : 0);
+        crc_of_byte[byte] = crc;
+    }
+}
+
+static uint32_t crc32c(const char *bytes, int count) {
+    uint32_t crc = ~0u;
+    for (int at = 0; at < count; at++) crc = crc >> 8 ^ crc_of_byte[(crc ^ (unsigned char)bytes[at]) & 0xFF];
+    return ~crc;
+}
+
+static uint64_t integer(const char *bytes, int count) {
+    uint64_t value = 0;
+    while (count--) value = value << 8 | (unsigned char)bytes[count];
+    return value;
+}
+
+/* Whether a value is a plain block, whole and unchanged: its header is `plain` in every field but the flag for exact, the
+ * checksums, writer, time and owner. Anything else, right or wrong, is not judged here. */
+static int64_t judge(const struct value *value) {
+    const char *head = value->head, *plain = value->plain;
+    int same = memcmp(head, plain, FLAGS_AT) == 0 && (head[FLAGS_AT] & ~EXACT_FLAG) == plain[FLAGS_AT] &&
+               memcmp(head + FLAGS_AT + 1, plain + FLAGS_AT + 1, CHECKSUM_AT - FLAGS_AT - 1) == 0 &&
+               memcmp(head + VALID_FROM_AT, plain + VALID_FROM_AT, HEADER_CHECKSUM_AT - VALID_FROM_AT) == 0 &&
+               integer(head + CHECKSUM_AT, 8) == value->payload_hash &&
+               integer(head + HEADER_CHECKSUM_AT, 4) == crc32c(head, HEADER_CHECKSUM_AT);
+    return !same ? NOT_JUDGED : head[FLAGS_AT] & EXACT_FLAG ? EXACT : APPROXIMATE;
+}
 
 #define ARMED_NS 5000000 /* a kernel timeout set less than this ago is not set again */
 
@@ -149,8 +193,8 @@ static int proceed(
     return DONE;
 }
 
-/* Ask for `count` values and read them; `done` says how many are in place, whatever is returned. DONE with fewer: the next reply is
- * not as foreseen. After any other answer the connection is in doubt. */
+/* Ask for `count` values and read them; `done` says how many are in place, whatever is returned. DONE with fewer: the
+ * next reply is not as foreseen. After any other answer the connection is in doubt. */
 int whalepod_read_values(int fd, struct value *values, int64_t count, struct requests *requests, struct ahead *ahead,
                          hash_function *hash, int64_t timeout_ns, int64_t *done) {
     struct source from = {.fd = fd, .deadline_ns = now_ns() + timeout_ns, .armed_ns = 0, .ahead = ahead};
@@ -169,6 +213,7 @@ int whalepod_read_values(int fd, struct value *values, int64_t count, struct req
         if (memcmp(ahead->bytes + ahead->start, "\r\n", 2)) return PROTOCOL;
         ahead->start += 2;
         if (hash) value->payload_hash = hash(value->payload, (size_t)value->payload_bytes);
+        value->verdict = hash && value->plain ? judge(value) : NOT_JUDGED;
     }
     return DONE;
 }

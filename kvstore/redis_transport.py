@@ -17,12 +17,13 @@ from whalepod.core.clock import Clock, Deadline
 
 from . import metrics
 from .faults import ErrorReply, FaultReason, Meaning, StoreFault, code_label, meaning_of
-from .pipeline import ASKING, Batch, Flight, judged, read_values
+from .pipeline import ASKING, Batch, Flight, judged, read_values, write_values
 from .redis_shard import Greeting, Lane, Shard
 from .resp import Reply, RespConnection, command
 from .scripts import DELETE_IF, RENEW, REPLACE_IF, ScriptCall
 from .settings import StoreSettings
 from .slot_map import Redirection
+from .store_keys import shard_tag
 from .topology import Topology
 from .transport import Place, Renewal, ValueSink, ValueToWrite, Written
 from .value_format import HEADER_BYTES, BytesLike
@@ -81,21 +82,30 @@ class RedisTransport:
         commands = {
             item: [b"*2\r\n$3\r\nGET\r\n$%d\r\n%b\r\n" % (len(sink.key), sink.key)] for item, sink in enumerate(sinks)
         }
-        renewal = _renewal(renewals)
+        calls = _renewals(renewals)
         item_bytes = value_bytes // max(1, len(sinks))
         strange: set[int] = set()
 
         def talk(connection: RespConnection, deadline: Deadline, batch: Batch) -> None:
-            requests = batch.requests(commands)
-            if renew := bool(renewals) and not batch.asking:
-                requests[-1] += renewal.pieces()
-            flight = Flight(connection, requests, item_bytes=item_bytes, deadline=deadline)
+            renew, last = bool(calls) and not batch.asking, len(batch.items) - 1
+
+            def request(number: int) -> list[BytesLike]:
+                pieces = batch.request(number, commands.__getitem__)
+                return (
+                    pieces + [piece for call in calls for piece in call.pieces()]
+                    if renew and number == last
+                    else pieces
+                )
+
+            flight = Flight(connection, len(batch.items), request, item_bytes=item_bytes, deadline=deadline)
             began_at_s = self._clock.monotonic_s()
             moved = read_values(connection, batch, sinks, answered, flight, deadline=deadline)
             strange.update(batch.strange)
             self._topology.note_read(connection, moved, self._clock.monotonic_s() - began_at_s)
             if renew:
-                _settle(connection, renewal, deadline)
+                replies = [connection.read_reply(deadline=deadline) for _ in calls]
+                for call, reply in zip(calls, replies, strict=True):
+                    _settle(connection, call, reply, deadline)
 
         keys = [sink.key for sink in sinks]
         self._ask(shard, Lane.DATA, keys, talk, deadline=deadline, value_bytes=value_bytes)
@@ -115,16 +125,12 @@ class RedisTransport:
         self, shard: Place, values: Sequence[ValueToWrite], *, only_if_absent: bool, deadline: Deadline
     ) -> list[Written]:
         outcomes = [Written.UNKNOWN] * len(values)
-        commands = {item: _set_command(value, only_if_absent=only_if_absent) for item, value in enumerate(values)}
         total = sum(value.value_bytes for value in values)
-        item_bytes = total // max(1, len(values))
 
         def talk(connection: RespConnection, deadline: Deadline, batch: Batch) -> None:
-            flight = Flight(connection, batch.requests(commands), item_bytes=item_bytes, deadline=deadline)
-            for done, item in enumerate(batch.items):
-                flight.proceed(done)
-                batch.skip_asking(connection, deadline)
-                reply = connection.read_reply(deadline=deadline)
+            commands = [_SetCommand(values[item], only_if_absent=only_if_absent) for item in batch.items]
+            for number, reply in enumerate(write_values(connection, batch, commands, deadline=deadline)):
+                item = batch.items[number]
                 judged = batch.judged(item, reply)
                 outcomes[item] = Written.DROPPED if item in batch.elsewhere else _written(judged)
 
@@ -156,10 +162,15 @@ class RedisTransport:
         return self._run(shard, Lane.CONTROL, call, deadline) == 1
 
     def renew(self, shard: Place, renewals: Sequence[Renewal], *, deadline: Deadline) -> bool:
-        reply = self._run(shard, Lane.CONTROL, _renewal(renewals), deadline)
+        renewed = [self._renew(shard, call, deadline) for call in _renewals(renewals)]
+        return all(renewed)
+
+    def _renew(self, shard: Place, call: ScriptCall, deadline: Deadline) -> bool:
+        reply = self._run(shard, Lane.CONTROL, call, deadline)
         if isinstance(reply, ErrorReply) and reply.code == "TRYAGAIN":
             # The slot is on its way to another node and its keys are at both: one by one each is at one.
-            replies = [self._run(shard, Lane.CONTROL, _renewal([item]), deadline) for item in renewals]
+            each = zip(call.keys, call.arguments, strict=True)
+            replies = [self._run(shard, Lane.CONTROL, ScriptCall(RENEW, [key], [life]), deadline) for key, life in each]
             return all(isinstance(each, int) for each in replies)
         return isinstance(reply, int)
 
@@ -217,7 +228,8 @@ class RedisTransport:
         def talk(connection: RespConnection, deadline: Deadline, batch: Batch) -> None:
             connection.send([*([ASKING] if batch.asking else []), *call.pieces()], deadline=deadline)
             batch.skip_asking(connection, deadline)
-            reply = _settle(connection, call, deadline, asking=batch.asking)
+            reply = connection.read_reply(deadline=deadline)
+            reply = _settle(connection, call, reply, deadline, asking=batch.asking)
             answer[0] = batch.judged(0, reply) if isinstance(reply, ErrorReply) and _leads(reply) else reply
 
         self._ask(shard, lane, call.keys[:1], talk, deadline=deadline, value_bytes=value_bytes)
@@ -243,9 +255,11 @@ def _exchanged(
     return done, bool(demoted)
 
 
-def _settle(connection: RespConnection, call: ScriptCall, deadline: Deadline, *, asking: bool = False) -> Reply:
-    """The reply to a call that was sent; a server that does not know the script yet gets its source, once."""
-    reply = connection.read_reply(deadline=deadline)
+def _settle(
+    connection: RespConnection, call: ScriptCall, reply: Reply, deadline: Deadline, *, asking: bool = False
+) -> Reply:
+    """The reply to a call that was sent, with none behind it; a server that does not know the script yet gets its
+    source, once."""
     if isinstance(reply, ErrorReply) and meaning_of(reply) is Meaning.NO_SCRIPT:
         connection.send([*([ASKING] if asking else []), *call.pieces(by_source=True)], deadline=deadline)
         if asking:
@@ -262,16 +276,39 @@ def _leads(reply: ErrorReply) -> bool:
     return Redirection.parse(reply) is not None
 
 
-def _renewal(renewals: Sequence[Renewal]) -> ScriptCall:
-    return ScriptCall(RENEW, [item.key for item in renewals], [b"%d" % item.life_ms for item in renewals])
+def _renewals(renewals: Sequence[Renewal]) -> list[ScriptCall]:
+    """A script looks at keys of one slot, a run's at most."""
+    by_tag: dict[bytes, list[Renewal]] = defaultdict(list)
+    for item in renewals:
+        by_tag[shard_tag(item.key)].append(item)
+    return [
+        ScriptCall(RENEW, [item.key for item in items], [b"%d" % item.life_ms for item in items])
+        for items in by_tag.values()
+    ]
 
 
-def _set_command(value: ValueToWrite, *, only_if_absent: bool) -> list[BytesLike]:
-    """Pieces for a gather write; the payload is not copied."""
-    words, condition = (6, b"$2\r\nNX\r\n") if only_if_absent else (5, b"")
-    start = b"*%d\r\n$3\r\nSET\r\n$%d\r\n%b\r\n$%d\r\n" % (words, len(value.key), value.key, value.value_bytes)
-    life = b"%d" % value.life_ms
-    return [start, *value.pieces, b"\r\n%b$2\r\nPX\r\n$%d\r\n%b\r\n" % (condition, len(life), life)]
+class _SetCommand:
+    """SET of one value, in the two parts that `write_values` sends."""
+
+    __slots__ = ("_end", "_value", "start")
+
+    def __init__(self, value: ValueToWrite, *, only_if_absent: bool) -> None:
+        words, condition = (6, b"$2\r\nNX\r\n") if only_if_absent else (5, b"")
+        life = b"%d" % value.life_ms
+        self._value = value
+        self.start = b"*%d\r\n$3\r\nSET\r\n$%d\r\n%b\r\n$%d\r\n" % (
+            words, len(value.key), value.key, value.value_bytes,
+        )  # fmt: skip
+        self._end = b"\r\n%b$2\r\nPX\r\n$%d\r\n%b\r\n" % (condition, len(life), life)
+
+    @property
+    def rest(self) -> list[BytesLike]:
+        """Pieces for a gather write; the payload is not copied."""
+        return [*self._value.pieces, self._end]
+
+    @property
+    def bytes(self) -> int:
+        return self._value.value_bytes
 
 
 def _written(reply: Reply) -> Written:

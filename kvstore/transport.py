@@ -7,10 +7,10 @@ rank's host memory, and `FaultyTransport`, which keeps values in this process an
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import Protocol
+from typing import Protocol, Self
 
 from whalepod.core.clock import Deadline
 
@@ -29,6 +29,11 @@ class ValueSink(Protocol):
         known."""
         ...
 
+    def take(self, *, exact: bool) -> bool:
+        """The value is in the place foreseen, and somebody has checked that all of it is as its header says. False: it
+        is to be judged with `open` all the same."""
+        ...
+
     def open(self, head: bytes, value_bytes: int) -> Sequence[memoryview] | None:
         """Judge the value's first bytes (256, or all of a shorter one); returns where the rest goes, None to refuse
         it."""
@@ -39,17 +44,34 @@ class ValueSink(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
 class ValueToWrite:
     """One value as pieces that follow each other. `life_ms`: how long the store should keep it."""
 
-    key: bytes
-    pieces: tuple[BytesLike, ...]
-    life_ms: int
+    __slots__ = ("_make", "_pieces", "key", "life_ms", "value_bytes")
+
+    def __init__(self, key: bytes, pieces: tuple[BytesLike, ...], life_ms: int) -> None:
+        self.key = key
+        self.life_ms = life_ms
+        self.value_bytes = sum(map(len, pieces))
+        self._pieces: tuple[BytesLike, ...] | None = pieces
+        self._make: Callable[[], tuple[BytesLike, ...]] | None = None
+
+    @classmethod
+    def made_late(
+        cls, key: bytes, make: Callable[[], tuple[BytesLike, ...]], *, value_bytes: int, life_ms: int
+    ) -> Self:
+        """Its pieces, `value_bytes` in total, are made when somebody asks for them: a checksum is then computed while
+        the server is busy with the values before."""
+        value = cls(key, (), life_ms)
+        value.value_bytes, value._pieces, value._make = value_bytes, None, make
+        return value
 
     @property
-    def value_bytes(self) -> int:
-        return sum(map(len, self.pieces))
+    def pieces(self) -> tuple[BytesLike, ...]:
+        if self._pieces is None:
+            assert self._make is not None
+            self._pieces = self._make()
+        return self._pieces
 
 
 class Written(Enum):

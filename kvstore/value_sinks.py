@@ -60,12 +60,17 @@ class BlockSink:
     def __post_init__(self) -> None:
         self.key = block_store_key(self.block)
 
-    def take(self, *, exact: bool) -> None:
-        """The block is in the buffer, from elsewhere."""
+    def take(self, *, exact: bool) -> bool:
+        if self.exact_only and not exact:
+            return False
         self.verified, self.exact, self.rejected = True, exact, None
+        return True
 
     def foresee(self) -> Foreseen | None:
-        return Foreseen(self.headers.header_bytes, self.buffer) if self.buffer else None
+        if not self.buffer:
+            return None
+        plain = self.headers.expected(self.block) if self.mac is None and not self.headers.signed else b""
+        return Foreseen(self.headers.header_bytes, self.buffer, plain)
 
     def open(self, head: bytes, value_bytes: int) -> Sequence[memoryview] | None:
         self._head = head
@@ -131,6 +136,9 @@ class SnapshotSink:
 
     def foresee(self) -> Foreseen | None:
         return None
+
+    def take(self, *, exact: bool) -> bool:  # noqa: ARG002  it foresees nothing
+        return False
 
     def open(self, head: bytes, value_bytes: int) -> Sequence[memoryview] | None:
         header = parse_header(head)

@@ -48,17 +48,11 @@ class ValueWriter:
         )
 
     def block(self, key: BlockKey, payload: tuple[BytesLike, ...], *, exact: bool, owner: int = 0) -> ValueToWrite:
-        """`payload`: pieces of flat bytes, `layout.payload_bytes` in total."""
-        created = self.clock.unix_ms()
-        head = partial(
-            self._headers.write, key, exact=exact, owner=owner, writer=self.incarnation, created_unix_ms=created
-        )
-        follows = payload
-        if self.mac is not None:
-            follows = (self.mac.extension(head(checksum=0), payload), *payload)
-        return ValueToWrite(
-            key=block_store_key(key),
-            pieces=(head(checksum=payload_checksum(follows)), *follows),
+        """`payload`: pieces of flat bytes, `layout.payload_bytes` in total, which are read when the value is sent."""
+        return ValueToWrite.made_late(
+            block_store_key(key),
+            lambda: self._block_pieces(key, payload, exact=exact, owner=owner),
+            value_bytes=self._headers.header_bytes + self.layout.payload_bytes,
             life_ms=self.settings.block_life_ms(key.depth),
         )
 
@@ -83,6 +77,18 @@ class ValueWriter:
             mode=value.mode,
         )
         return ValueToWrite(key=key, pieces=self._pieces(header, tuple(parts.values())), life_ms=life_ms)
+
+    def _block_pieces(
+        self, key: BlockKey, payload: tuple[BytesLike, ...], *, exact: bool, owner: int
+    ) -> tuple[BytesLike, ...]:
+        created = self.clock.unix_ms()
+        head = partial(
+            self._headers.write, key, exact=exact, owner=owner, writer=self.incarnation, created_unix_ms=created
+        )
+        follows = payload
+        if self.mac is not None:
+            follows = (self.mac.extension(head(checksum=0), payload), *payload)
+        return (head(checksum=payload_checksum(follows)), *follows)
 
     def _pieces(self, header: Header, payload: tuple[BytesLike, ...]) -> tuple[BytesLike, ...]:
         """The header with its checksum, the extension if values are signed, the payload."""

@@ -3,19 +3,23 @@ from __future__ import annotations
 import socket
 import threading
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from tests.kvstore.conftest import OpenClient, StartServer
 from tests.kvstore.redis_server import RedisServer
+from tests.kvstore.test_store_faults import until
 from tests.kvstore.values import LAYOUT, NAMESPACE, buffers, chain, payload_of, snapshot, soon, to_put
 from whalepod.core.block_keys import RUN_BLOCKS
 from whalepod.core.clock import SYSTEM_CLOCK
 from whalepod.core.ids import Incarnation, RequestId
 from whalepod.kvstore.client import BlockToPut, Fetched, KvClient
 from whalepod.kvstore.redis_shard import SPEED_LIFE_S, Shard
+from whalepod.kvstore.redis_transport import RedisTransport
 from whalepod.kvstore.settings import StoreAddress, StoreSettings
 from whalepod.kvstore.store_keys import block_store_key, handoff_snapshot_key, turn_snapshot_key
+from whalepod.kvstore.transport import ValueToWrite
 from whalepod.kvstore.value_format import HEADER_BYTES, PartKind
 
 HANDOFF = handoff_snapshot_key(RequestId(b"r" * 16), 1)
@@ -307,3 +311,40 @@ def test_a_store_that_is_slower_than_computing_is_not_asked(server: RedisServer,
     assert client.fetch_blocks(keys, buffers(16), deadline=soon(), block_worth_s=2 * block_s).count == 16
     shard._read_bytes_per_s, shard._speed_at_s = 1e6, SYSTEM_CLOCK.monotonic_s() - SPEED_LIFE_S
     assert client.fetch_blocks(keys, buffers(16), deadline=soon(), block_worth_s=block_s / 2).count == 16, "forgotten"
+
+
+def test_runs_are_dealt_to_connections_and_what_lies_behind_a_gap_is_not_asked_for(
+    server: RedisServer, open_client: OpenClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client, keys = open_client(server.address, data_connections=2, missing_life_s=0.0), chain(16 * 12)
+    assert until(lambda: client.put_blocks(to_put(keys), deadline=soon()) == len(keys), within_s=5)
+    asked: list[list[int]] = []
+    read, depth_of = RedisTransport.read, {block_store_key(key): key.depth for key in keys}
+
+    def noted(self: RedisTransport, shard: Any, sinks: Any, **how: Any) -> bool:
+        asked.append([depth_of[sink.key] for sink in sinks])
+        return read(self, shard, sinks, **how)
+
+    monkeypatch.setattr(RedisTransport, "read", noted)
+    into = buffers(len(keys))
+    assert client.fetch_blocks(keys, into, deadline=soon()).count == len(keys)
+    assert [bytes(buffer) for buffer in into] == [payload_of(key) for key in keys]
+    runs = sorted([depth // 16 for depth in depths[::16]] for depths in asked)
+    assert runs == [[0, 2], [1, 3], [4, 6], [5, 7], [8, 10], [9, 11]]
+    server.call("DEL", block_store_key(keys[20]))
+    asked.clear()
+    alone = open_client(server.address, data_connections=1)
+    assert until(lambda: alone.fetch_blocks(keys, buffers(len(keys)), deadline=soon()).count == 20, within_s=5)
+    assert asked == [list(range(32))]
+
+
+def test_a_values_pieces_are_made_once_when_it_is_sent() -> None:
+    made: list[int] = []
+
+    def make() -> tuple[bytes, ...]:
+        made.append(1)
+        return (b"head", b"payload")
+
+    value = ValueToWrite.made_late(b"key", make, value_bytes=11, life_ms=5)
+    assert (value.value_bytes, made) == (11, [])
+    assert (value.pieces, value.pieces, made) == ((b"head", b"payload"), (b"head", b"payload"), [1])

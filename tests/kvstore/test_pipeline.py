@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from random import Random
 
@@ -12,16 +12,18 @@ import pytest
 import xxhash
 
 from tests.kvstore.test_store_faults import LATE_S
+from tests.kvstore.test_value_format import resealed
 from tests.kvstore.values import LAYOUT, NAMESPACE, buffers, chain, payload_of, soon
 from whalepod.core.clock import SYSTEM_CLOCK, Deadline
 from whalepod.core.ids import Incarnation
 from whalepod.kvstore import pipeline, resp
 from whalepod.kvstore.faults import FaultReason, StoreFault
-from whalepod.kvstore.native_reads import NATIVE, Foreseen
+from whalepod.kvstore.native_reads import NATIVE, Arrived, Foreseen, Verdict
 from whalepod.kvstore.pipeline import Batch, Flight, read_values
 from whalepod.kvstore.plain_block_headers import PlainBlockHeaders
 from whalepod.kvstore.resp import RespConnection, command
 from whalepod.kvstore.settings import StoreSettings
+from whalepod.kvstore.value_format import BytesLike
 from whalepod.kvstore.value_mac import ValueMac
 from whalepod.kvstore.value_sinks import BlockSink
 from whalepod.kvstore.value_writer import ValueWriter
@@ -89,9 +91,12 @@ def read(
     sinks = [BlockSink(key, view, headers, False, mac) for key, view in zip(KEYS, buffers(len(KEYS)), strict=True)]
     result = Read(sinks, [False] * len(sinks))
     batch = Batch(range(len(sinks)))
-    requests = batch.requests({item: [command(b"GET", sink.key)] for item, sink in enumerate(sinks)})
     deadline = deadline or soon()
-    flight = Flight(connection, requests, item_bytes=LAYOUT.payload_bytes, deadline=deadline)
+
+    def request(number: int) -> list[BytesLike]:
+        return [command(b"GET", sinks[number].key)]
+
+    flight = Flight(connection, len(sinks), request, item_bytes=LAYOUT.payload_bytes, deadline=deadline)
     thread = threading.Thread(target=serve, args=(theirs,))
     thread.start()
     try:
@@ -240,16 +245,46 @@ def test_requests_go_out_a_few_ahead_of_the_answers(ends: Ends, monkeypatch: pyt
     assert max(ahead) == 2
 
 
-@pytest.mark.skipif(NATIVE is None, reason="the native half was not built here")
-def test_the_hash_taken_on_the_way_is_the_payloads(ends: Ends) -> None:
+def natively(values: Sequence[bytes], *, plain: bytes) -> Arrived:
+    """What the C half says of values that should all be block 0 with the header `plain`."""
     assert NATIVE is not None
-    connection, theirs = ends
-    theirs.sendall(bulk(value_of(0)))
-    places = Foreseen(256, buffers(1)[0])
-    arrived = NATIVE.read(
-        connection._socket.fileno(), [places], [b""], (bytearray(64), 0, 0), sent=1, ahead=1, timeout_s=1
-    )
-    assert list(arrived.payload_hashes) == [xxhash.xxh3_64_intdigest(payload_of(KEYS[0]))]
+    ours, theirs = socket.socketpair()
+    sender = threading.Thread(target=lambda: theirs.sendall(b"".join(map(bulk, values))))
+    sender.start()
+    places = [Foreseen(256, buffer, plain) for buffer in buffers(len(values))]
+    requests, ahead = [b""] * len(values), len(values)
+    arrived = NATIVE.read(ours.fileno(), places, requests, (bytearray(64), 0, 0), sent=ahead, ahead=ahead, timeout_s=5)
+    sender.join()
+    ours.close()
+    theirs.close()
+    assert (arrived.fault, arrived.whole) == (None, len(values))
+    return arrived
+
+
+PLAIN = PlainBlockHeaders(NAMESPACE, LAYOUT).expected(KEYS[0])
+
+
+@pytest.mark.skipif(NATIVE is None, reason="the native half was not built here")
+def test_the_hash_taken_on_the_way_is_the_payloads() -> None:
+    arrived = natively([value_of(0), value_of(1)], plain=b"")
+    assert list(arrived.payload_hashes) == [xxhash.xxh3_64_intdigest(payload_of(key)) for key in KEYS[:2]]
+    assert list(arrived.verdicts) == [Verdict.NONE, Verdict.NONE]
+
+
+@pytest.mark.skipif(NATIVE is None, reason="the native half was not built here")
+def test_the_c_half_accepts_what_the_python_half_accepts_and_no_changed_byte() -> None:
+    headers, value = PlainBlockHeaders(NAMESPACE, LAYOUT), value_of(0)
+    payload_at = [256 + at for at in (0, 1, 2047, 2048, LAYOUT.payload_bytes - 1)]
+    changed = [bytes([*value[:at], value[at] ^ 1, *value[at + 1 :]]) for at in (*range(256), *payload_at)]
+    sealed = [resealed(value[:256], at, bytes([value[at] ^ 1])) + value[256:] for at in range(252)]
+    assert set(natively(changed, plain=PLAIN).verdicts) == {Verdict.NONE}
+    for each, verdict in zip(sealed, natively(sealed, plain=PLAIN).verdicts, strict=True):
+        read = headers.read(each[:256], KEYS[0], value_bytes=len(each))
+        right = read is not None and read[0] == xxhash.xxh3_64_intdigest(each[256:])
+        assert verdict == (
+            Verdict.NONE if not right or read is None else Verdict.EXACT if read[1] else Verdict.APPROXIMATE
+        )
+    assert list(natively([value, value_of(1)], plain=PLAIN).verdicts) == [Verdict.EXACT, Verdict.NONE]
 
 
 def test_any_mixture_in_any_pieces_is_read_alike_by_both(
