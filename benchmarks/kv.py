@@ -5,9 +5,10 @@
 
 One run, one server, the same blocks; contenders take turns, and each figure is the median of its rounds. The bound is
 the better of raw sockets with 16 and with 4 commands at once: on one machine less in flight is faster. It looks at
-nothing; `raw + xxh3` hashes what it reads, as our client does. CPU is that of the client's process. Then 64 imports at
-once over a link of fixed speed. The last line is one JSON object: `set_gbs` and `get_gbs` of our client over TCP, and
-its ratios to the others there.
+nothing and reads into one buffer; `raw + xxh3` hashes what it reads, as our client does, and `raw apart` leaves each
+block in memory of its own, as every other contender does. CPU is that of the client's process. Then 64 imports at once
+over a link of fixed speed. The last line is one JSON object: `set_gbs` and `get_gbs` of our client over TCP, and its
+ratios to the others there; `…_over_raw_16` is against raw sockets in batches of 16 only.
 """
 
 from __future__ import annotations
@@ -107,6 +108,7 @@ def _measured(
         *(LmCache(library, address, work, workers=workers) for workers in (2, 4) if library and address.host),
         *(Raw(address, work, connections=count, at_once=at_once) for at_once in (RUN_BLOCKS, 4) for count in (1, 2)),
         *(Raw(address, work, connections=count, at_once=4, hashed=True) for count in (1, 2)),
+        *(Raw(address, work, connections=count, at_once=4, apart=True) for count in (1, 2)),
     ]
     admin = redis_client(address)
     sets: dict[str, list[float]] = {contender.name: [] for contender in contenders}
@@ -221,6 +223,8 @@ def _copy_gbs(work: Work) -> float:
 def _summary(tcp: dict[str, Speed], unix: dict[str, Speed]) -> dict[str, float]:
     ours, raw, hashed, peer = (_best(tcp, name) for name in ("whalepod", "raw,", "raw + xxh3", "redis-py"))
     ours_unix, raw_unix = _best(unix, "whalepod"), _best(unix, "raw,")
+    raw_16, apart = _best(tcp, "raw, 16"), _best(tcp, "raw apart")
+    raw_16_unix, apart_unix = _best(unix, "raw, 16"), _best(unix, "raw apart")
     lmcache = _best(tcp, "LMCache") if any(name.startswith("LMCache") for name in tcp) else None
     figures = {
         "set_gbs": ours.set_gbs,
@@ -228,6 +232,9 @@ def _summary(tcp: dict[str, Speed], unix: dict[str, Speed]) -> dict[str, float]:
         "set_over_raw": ours.set_gbs / raw.set_gbs,
         "get_over_raw": ours.get_gbs / raw.get_gbs,
         "get_over_raw_hashed": ours.get_gbs / hashed.get_gbs,
+        "get_over_raw_apart": ours.get_gbs / apart.get_gbs,
+        "set_over_raw_16": ours.set_gbs / raw_16.set_gbs,
+        "get_over_raw_16": ours.get_gbs / raw_16.get_gbs,
         **(
             {"set_over_lmcache": ours.set_gbs / lmcache.set_gbs, "get_over_lmcache": ours.get_gbs / lmcache.get_gbs}
             if lmcache
@@ -239,6 +246,9 @@ def _summary(tcp: dict[str, Speed], unix: dict[str, Speed]) -> dict[str, float]:
         "unix_get_gbs": ours_unix.get_gbs,
         "unix_set_over_raw": ours_unix.set_gbs / raw_unix.set_gbs,
         "unix_get_over_raw": ours_unix.get_gbs / raw_unix.get_gbs,
+        "unix_get_over_raw_apart": ours_unix.get_gbs / apart_unix.get_gbs,
+        "unix_set_over_raw_16": ours_unix.set_gbs / raw_16_unix.set_gbs,
+        "unix_get_over_raw_16": ours_unix.get_gbs / raw_16_unix.get_gbs,
     }
     return {name: round(value, 3) for name, value in figures.items()}
 

@@ -117,10 +117,20 @@ class Raw:
     """The bound: commands encoded beforehand, every reply received into one buffer; not looked at, or hashed."""
 
     def __init__(
-        self, address: StoreAddress, work: Work, *, connections: int, at_once: int = RUN_BLOCKS, hashed: bool = False
+        self,
+        address: StoreAddress,
+        work: Work,
+        *,
+        connections: int,
+        at_once: int = RUN_BLOCKS,
+        hashed: bool = False,
+        apart: bool = False,
     ) -> None:
-        """`at_once`: commands sent before their replies are read. `hashed`: what is read is also hashed, once."""
-        self.name = f"raw{' + xxh3' if hashed else ''}, {at_once} at once, {connections} connections"
+        """`at_once`: commands sent before their replies are read. `hashed`: what is read is also hashed, once. `apart`:
+        replies go to memory of their own, as an engine's must, and not again and again to what is in the processor's
+        cache."""
+        kind = "raw + xxh3" if hashed else "raw apart" if apart else "raw"
+        self.name = f"{kind}, {at_once} at once, {connections} connections"
         self._hashed = hashed
         self._sockets = [_connected(address) for _ in range(connections)]
         self._executor = ThreadPoolExecutor(connections)
@@ -135,7 +145,8 @@ class Raw:
         value_bytes = len(values[0])
         self._set_reply = at_once * len(b"+OK\r\n")
         self._get_reply = at_once * (len(b"$%d\r\n\r\n" % value_bytes) + value_bytes)
-        self._buffers = [bytearray(self._get_reply) for _ in self._sockets]
+        self._buffers = [bytearray(self._get_reply) for _ in (batches if apart else self._sockets)]
+        self._apart = apart
 
     def set(self) -> None:
         self._exchange(self._sets, self._set_reply)
@@ -150,13 +161,15 @@ class Raw:
 
     def _exchange(self, requests: Sequence[bytes], reply_bytes: int) -> None:
         count = len(self._sockets)
-        jobs = [self._executor.submit(self._talk, lane, requests[lane::count], reply_bytes) for lane in range(count)]
+        numbered = list(enumerate(requests))
+        jobs = [self._executor.submit(self._talk, lane, numbered[lane::count], reply_bytes) for lane in range(count)]
         for job in jobs:
             job.result()
 
-    def _talk(self, lane: int, requests: Sequence[bytes], reply_bytes: int) -> None:
-        connection, view = self._sockets[lane], memoryview(self._buffers[lane])
-        for request in requests:
+    def _talk(self, lane: int, requests: Sequence[tuple[int, bytes]], reply_bytes: int) -> None:
+        connection = self._sockets[lane]
+        for number, request in requests:
+            view = memoryview(self._buffers[number if self._apart else lane])
             connection.sendall(request)
             received = connection.recv_into(view, reply_bytes, socket.MSG_WAITALL)
             assert received == reply_bytes, "the server answered otherwise"
