@@ -106,9 +106,8 @@ def test_quotas_and_eviction_reach_every_primary_of_a_cluster(cluster: RedisClus
     assert client.put_blocks(to_put(keys), deadline=soon()) == 512
     full = cluster.primaries[slot_of(block_store_key(keys[0])) * 3 // 16384]
     used = full.call("INFO", "memory")["used_memory"]
-    full.call("CONFIG", "SET", "maxmemory", round(used / 0.86))
-    removed = care.tend(evict=True)
-    assert removed > 0
+    full.call("CONFIG", "SET", "maxmemory", round(used / 0.93))  # some of it goes by itself, with idle connections
+    assert care.tend(evict=True) > 0
     assert fetch(client, keys) > 16, "a block with others behind it on another node goes last"
     care.close()
     rival = Caretaker([cluster.primaries[2].address], name="rival", quota_bytes=1, clock=SYSTEM_CLOCK, cluster=True)
