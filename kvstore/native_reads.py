@@ -1,6 +1,6 @@
 """The C half of reading values: `read_values.c`, if the installation could build it. All works without it, slower.
 
-places of a batch ──▶ whalepod_read_values (no interpreter, no lock) ──▶ how many arrived as foreseen
+places of a batch ──▶ whalepod_read_and_judge (no interpreter, no lock) ──▶ how many arrived as foreseen
 """
 
 from __future__ import annotations
@@ -81,8 +81,9 @@ class NativeReads:
     """The loaded library."""
 
     def __init__(self, library: ctypes.CDLL) -> None:
-        """Raises AttributeError if it is another library."""
-        self._read = library.whalepod_read_values
+        """Raises AttributeError if it is another library, or one of other sources: the name of its function goes with
+        the layout of what is passed."""
+        self._read = library.whalepod_read_and_judge
         self._read.argtypes = (
             ctypes.c_int, ctypes.c_void_p, ctypes.c_int64, ctypes.POINTER(_Requests), ctypes.POINTER(_Ahead),
             ctypes.c_void_p, ctypes.c_int64, ctypes.POINTER(ctypes.c_int64),

@@ -195,7 +195,7 @@ static int proceed(
 
 /* Ask for `count` values and read them; `done` says how many are in place, whatever is returned. DONE with fewer: the
  * next reply is not as foreseen. After any other answer the connection is in doubt. */
-int whalepod_read_values(int fd, struct value *values, int64_t count, struct requests *requests, struct ahead *ahead,
+int whalepod_read_and_judge(int fd, struct value *values, int64_t count, struct requests *requests, struct ahead *ahead,
                          hash_function *hash, int64_t timeout_ns, int64_t *done) {
     struct source from = {.fd = fd, .deadline_ns = now_ns() + timeout_ns, .armed_ns = 0, .ahead = ahead};
     for (*done = 0; *done < count; ++*done) {
