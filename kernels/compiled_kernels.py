@@ -144,6 +144,32 @@ EXPERTS_SIGNATURE = {
     "choices": "i32",
     "width": "i32",
 }
+MESSAGES_SIGNATURE = {
+    "x": "*bf16",
+    "ids": "*i64",
+    "ranks": "*i64",
+    "counts": "*i64",
+    "slots": "*i64",
+    "messages": "*u8",
+    "heads": "*i32",
+    "records": "*u8",
+    "rows": "*bf16",
+    "places": "*i64",
+    "outputs": "*fp32",
+    "weights": "*fp32",
+    "out": "*fp32",
+    "pairs": "i32",
+    "chosen": "i32",
+    "source": "i32",
+    "replicas": "i32",
+    "room": "i32",
+    "message_ints": "i32",
+    "message_bytes": "i32",
+    "body_start": "i32",
+    "row_bytes": "i32",
+    "absent": "i32",
+    "width": "i32",
+}
 ROWS_SIGNATURE = {
     "x": "*bf16",
     "weight": "*bf16",
@@ -362,6 +388,27 @@ def _experts() -> Iterator[Kernel]:
             EXPERTS_SIGNATURE | {"out": "*bf16"},
             {"BLOCK": 256, "ROUND": True},
             {"num_warps": 1},
+        ),
+        *(
+            Kernel(
+                "expert_messages",
+                "route_kernel",
+                MESSAGES_SIGNATURE | {"messages": "*i32"},
+                {"PAIRS": pairs},
+                {"num_warps": 8},
+            )
+            for pairs in (32, 4096)
+        ),
+        *(
+            Kernel("expert_messages", name, MESSAGES_SIGNATURE, {"BLOCK": 1024}, {"num_warps": 2})
+            for name in ("pack_kernel", "unpack_kernel", "decode_kernel")
+        ),
+        Kernel(
+            "expert_messages",
+            "gather_sum_kernel",
+            MESSAGES_SIGNATURE,
+            {"CHOSEN": 6, "BLOCK": 1024},
+            {"num_warps": 4, "enable_fp_fusion": False},
         ),
         Kernel(
             "router",

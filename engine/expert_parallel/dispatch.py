@@ -10,7 +10,6 @@ its choices. Inputs of quantised experts travel as they are rounded there, in FP
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from enum import Enum
 
 import numpy as np
@@ -18,9 +17,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from whalepod.kernels.expert_messages import MessageLayout, aligned_view, decode, encode, gather_sum, pack, unpack
 from whalepod.kernels.experts import combine_outputs, expert_outputs
 from whalepod.kernels.numerics import wide_dtype
-from whalepod.kernels.quantise import PackedFormat
 
 from .expert_bank import LayerExperts
 from .placement import Placement
@@ -33,9 +32,6 @@ COUNT_BYTES = 16
 PAIR_BYTES = 8
 """Two int32: a row of the message, a slot of the receiver."""
 
-SLOT_BYTES = 4
-"""One int32: a slot of the receiver."""
-
 
 class DispatchMode(Enum):
     """Never mixed within one step: the ranks agree on it."""
@@ -44,44 +40,11 @@ class DispatchMode(Enum):
     LOW_LATENCY = "low_latency"
 
 
-@dataclass(frozen=True, slots=True)
-class RowFormat:
-    """How a row of `width` channels travels."""
-
-    width: int
-    dtype: torch.dtype
-    packed: PackedFormat | None
-
-    @property
-    def row_bytes(self) -> int:
-        return self.width * self.dtype.itemsize if self.packed is None else self.packed.record_bytes(self.width)
-
-    def encode(self, x: Tensor) -> Tensor:
-        """x [rows, width] -> [rows, row_bytes] uint8."""
-        if self.packed is not None:
-            return self.packed.encode(x)
-        return x.contiguous().view(torch.uint8).view(len(x), self.row_bytes)
-
-    def decode(self, records: Tensor) -> Tensor:
-        if self.packed is not None:
-            return self.packed.decode(records, self.width, self.dtype)
-        return _viewed(records, self.dtype).view(len(records), self.width)
-
-
-@dataclass(frozen=True, slots=True)
-class _Pairs:
-    """(row, choice) pairs in the order in which they are sent: by receiver, then by row and choice."""
-
-    order: Ints
-    """Which pair, of rows · chosen."""
-    rows: Ints
-    slots: Ints
-    bounds: Ints
-    """[receivers + 1]"""
-
-
 class Dispatcher:
-    """For the layers of one rank over one transport."""
+    """For the layers of one rank over one transport.
+
+    On a GPU the low-latency mode never waits for the device; the normal one does once a layer, for the sizes.
+    """
 
     def __init__(self, transport: Transport) -> None:
         self._transport = transport
@@ -100,102 +63,88 @@ class Dispatcher:
         """x [rows, D] -> Σ_k weights_k · expert_k(x) [rows, D] in at least float32. Also without rows: others may have
         some for this rank. `rows_max`: the agreed most that any rank sends."""
         assert len(x) <= rows_max, f"{len(x)} rows, but the ranks agreed on {rows_max}"
-        pairs = _pairs(placement, ids.cpu().numpy(), source=self._transport.rank, receivers=self._transport.size)
-        form = RowFormat(x.shape[1], x.dtype, experts.shape.input_format)
+        width, packed = x.shape[1], experts.shape.input_format
+        weights = weights.to(wide_dtype(x.dtype))
         if mode is DispatchMode.NORMAL:
-            outputs = self._normal(experts, form, x, pairs)
-        else:
-            outputs = self._low_latency(experts, form, x, pairs, capacity=rows_max * ids.shape[1])
-        by_choice = torch.empty_like(outputs)
-        by_choice[torch.from_numpy(pairs.order).to(x.device)] = outputs
-        return combine_outputs(by_choice.unflatten(0, ids.shape), weights.to(wide_dtype(x.dtype)))
+            receivers, slots = placement.choose(ids, source=self._transport.rank)
+            form = MessageLayout(0, width, x.dtype, packed)
+            return combine_outputs(self._normal(experts, form, x, receivers, slots), weights)
+        layout = MessageLayout(rows_max * ids.shape[1], width, x.dtype, packed)
+        return self._low_latency(experts, placement, layout, x, ids, weights)
 
-    def _normal(self, experts: LayerExperts, form: RowFormat, x: Tensor, pairs: _Pairs) -> Tensor:
-        size = self._transport.size
-        records = form.encode(x)
-        messages: list[Tensor] = []
-        counts = np.zeros((size, 2), dtype=np.int64)
-        for receiver in range(size):
-            own = slice(pairs.bounds[receiver], pairs.bounds[receiver + 1])
-            rows, places = np.unique(pairs.rows[own], return_inverse=True)
-            counts[receiver] = len(rows), len(places)
-            heads = np.stack((places, pairs.slots[own]), axis=1).astype(np.int32)
-            messages += [records[torch.from_numpy(rows).to(x.device)].flatten(), _bytes(heads, x.device)]
-        theirs = self._exchange_counts(counts, x.device)
+    def _normal(
+        self, experts: LayerExperts, form: MessageLayout, x: Tensor, receivers: Tensor, slots: Tensor
+    ) -> Tensor:
+        """receivers and slots [rows, chosen] int64 -> outputs [rows, chosen, D]"""
+        size, chosen = self._transport.size, receivers.shape[1]
+        going = (receivers.unsqueeze(2) == torch.arange(size, device=x.device)).any(dim=1)  # [rows, receivers]
+        place = going.cumsum(0) - 1  # of a row in the message to a receiver
+        order = receivers.flatten().argsort(stable=True)  # by receiver, then by row and choice
+        row, receiver = order.div(chosen, rounding_mode="floor"), receivers.flatten()[order]
+        heads = torch.stack((place[row, receiver], slots.flatten()[order]), dim=1).to(torch.int32)
+        pairs = (receivers.flatten().unsqueeze(1) == torch.arange(size, device=x.device)).sum(0)
+        counts, theirs = self._exchange_counts(torch.stack((going.sum(0), pairs), dim=1))
+        rows = encode(x, form)[going.t().nonzero()[:, 1]].split(counts[:, 0].tolist())
+        parts = [
+            raw_bytes(part) for both in zip(rows, heads.split(counts[:, 1].tolist()), strict=True) for part in both
+        ]
         per_row = np.array([form.row_bytes, PAIR_BYTES])
-        received = self._transport.exchange(
-            torch.cat(messages), (counts @ per_row).tolist(), (theirs @ per_row).tolist()
-        )
+        received = self._transport.exchange(torch.cat(parts), (counts @ per_row).tolist(), (theirs @ per_row).tolist())
         parts = received.split([int(n) for n in (theirs * per_row).flatten()])
         rows_before = np.cumsum(theirs[:, 0]) - theirs[:, 0]
-        heads = [_int32(part).reshape(-1, 2) for part in parts[1::2]]
-        rows = form.decode(torch.cat(parts[::2]).view(-1, form.row_bytes))
+        heads = [aligned_view(part, torch.int32).view(-1, 2).to(torch.int64) for part in parts[1::2]]
+        records = torch.cat(parts[::2]).view(-1, form.row_bytes)
         outputs = _compute(
             experts,
-            rows,
-            np.concatenate([head[:, 0] + int(before) for head, before in zip(heads, rows_before, strict=True)]),
-            np.concatenate([head[:, 1] for head in heads]),
+            decode(records, form),
+            torch.cat([head[:, 0] + int(before) for head, before in zip(heads, rows_before, strict=True)]),
+            torch.cat([head[:, 1] for head in heads]),
         )
-        return self._send_back(outputs, theirs[:, 1], counts[:, 1])
+        width = outputs.shape[1] * outputs.element_size()
+        back = self._transport.exchange(
+            raw_bytes(outputs), (theirs[:, 1] * width).tolist(), (counts[:, 1] * width).tolist()
+        )
+        by_choice = torch.empty(len(order), outputs.shape[1], dtype=outputs.dtype, device=x.device)
+        by_choice[order] = aligned_view(back, outputs.dtype).view(-1, outputs.shape[1])
+        return by_choice.unflatten(0, receivers.shape)
 
-    def _exchange_counts(self, counts: Ints, device: torch.device) -> Ints:
+    def _exchange_counts(self, counts: Tensor) -> tuple[Ints, Ints]:
+        """counts [receivers, 2] int64 of rows and pairs -> the same on the host, and what each sender has for this
+        rank."""
         each = [COUNT_BYTES] * self._transport.size
-        received = self._transport.exchange(_bytes(counts, device), each, each)
-        return received.cpu().numpy().view(np.int64).reshape(-1, 2)
+        received = self._transport.exchange(raw_bytes(counts), each, each)
+        self._transport.settle()
+        both = torch.cat((counts, aligned_view(received, torch.int64).view(-1, 2))).cpu().numpy()
+        return both[: len(counts)], both[len(counts) :]
 
     def _low_latency(
-        self, experts: LayerExperts, form: RowFormat, x: Tensor, pairs: _Pairs, *, capacity: int
+        self,
+        experts: LayerExperts,
+        placement: Placement,
+        layout: MessageLayout,
+        x: Tensor,
+        ids: Tensor,
+        weights: Tensor,
     ) -> Tensor:
-        size = self._transport.size
-        counts = np.diff(pairs.bounds)
-        head_bytes = COUNT_BYTES + capacity * SLOT_BYTES + -(capacity * SLOT_BYTES) % COUNT_BYTES
-        heads = np.zeros((size, head_bytes), dtype=np.uint8)
-        body = torch.zeros(size, capacity, form.row_bytes, dtype=torch.uint8, device=x.device)
-        records = form.encode(x)
-        for receiver in range(size):
-            own = slice(pairs.bounds[receiver], pairs.bounds[receiver + 1])
-            count = int(counts[receiver])
-            heads[receiver, :COUNT_BYTES].view(np.int64)[0] = count
-            heads[receiver, COUNT_BYTES:].view(np.int32)[:count] = pairs.slots[own]
-            body[receiver, :count] = records[torch.from_numpy(pairs.rows[own]).to(x.device)]
-        message = torch.cat((_bytes(heads, x.device).view(size, -1), body.flatten(1)), dim=1)
-        each = [message.shape[1]] * size
-        received = self._transport.exchange(message.flatten(), each, each).view(size, -1)
-        their_heads = received[:, :head_bytes].cpu().numpy()
-        theirs = np.ascontiguousarray(their_heads[:, :COUNT_BYTES]).view(np.int64)[:, 0]
-        slots = np.ascontiguousarray(their_heads[:, COUNT_BYTES:]).view(np.int32).astype(np.int64)
-        sent = np.arange(capacity) < theirs[:, None]
-        rows = received[:, head_bytes:].reshape(size, capacity, form.row_bytes)[torch.from_numpy(sent).to(x.device)]
-        outputs = _compute(experts, form.decode(rows), np.arange(len(rows)), slots[:, :capacity][sent])
-        fixed = outputs.new_zeros(size, capacity, outputs.shape[1])
-        fixed[torch.from_numpy(sent).to(x.device)] = outputs
-        width = outputs.shape[1] * outputs.element_size()
-        back = self._transport.exchange(raw_bytes(fixed), [capacity * width] * size, [capacity * width] * size)
-        ours = torch.from_numpy(np.arange(capacity) < counts[:, None]).to(x.device)
-        return _viewed(back, outputs.dtype).view(size, capacity, -1)[ours]
-
-    def _send_back(self, outputs: Tensor, theirs: Ints, ours: Ints) -> Tensor:
-        """outputs [pairs received, D] -> [pairs sent, D]"""
-        width = outputs.shape[1] * outputs.element_size()
-        received = self._transport.exchange(raw_bytes(outputs), (theirs * width).tolist(), (ours * width).tolist())
-        return _viewed(received, outputs.dtype).view(-1, outputs.shape[1])
+        rank, size = self._transport.rank, self._transport.size
+        messages, places = pack(x, ids, placement.table_on(x.device), layout, source=rank, size=size)
+        each = [layout.message_bytes] * size
+        received = self._transport.exchange(messages.flatten(), each, each).view(size, -1)
+        rows, slots = unpack(received, layout, absent=len(experts.slots))
+        outputs = _compute_some(experts, rows, slots)
+        each = [layout.places * outputs.shape[1] * outputs.element_size()] * size
+        back = self._transport.exchange(raw_bytes(outputs), each, each)
+        return gather_sum(aligned_view(back, outputs.dtype).view(-1, outputs.shape[1]), places, weights)
 
 
-def _pairs(placement: Placement, ids: Ints, *, source: int, receivers: int) -> _Pairs:
-    ranks, slots = placement.choose(ids, source=source)
-    order = np.argsort(ranks.reshape(-1), kind="stable")
-    bounds = np.searchsorted(ranks.reshape(-1)[order], np.arange(receivers + 1))
-    return _Pairs(order, order // max(1, ids.shape[1]), slots.reshape(-1)[order], bounds)
-
-
-def _compute(experts: LayerExperts, rows: Tensor, pair_rows: Ints, pair_slots: Ints) -> Tensor:
+def _compute(experts: LayerExperts, rows: Tensor, pair_rows: Tensor, pair_slots: Tensor) -> Tensor:
     """[pairs, D] in at least float32."""
     if len(pair_rows) == 0:
         return rows.new_zeros(0, experts.down.shape[1], dtype=wide_dtype(rows.dtype))
     return expert_outputs(
         rows,
-        torch.from_numpy(pair_rows).to(rows.device),
-        torch.from_numpy(pair_slots).to(rows.device),
+        pair_rows,
+        pair_slots,
         experts.gate_up,
         experts.down,
         limit=experts.shape.limit,
@@ -203,23 +152,21 @@ def _compute(experts: LayerExperts, rows: Tensor, pair_rows: Ints, pair_slots: I
     )
 
 
-def _bytes(values: NDArray[np.generic], device: torch.device) -> Tensor:
-    return torch.from_numpy(np.ascontiguousarray(values).reshape(-1).view(np.uint8)).to(device)
-
-
-def _int32(part: Tensor) -> Ints:
-    return np.frombuffer(part.cpu().numpy().tobytes(), dtype=np.int32).astype(np.int64)
+def _compute_some(experts: LayerExperts, rows: Tensor, slots: Tensor) -> Tensor:
+    """rows [places, D], slots [places], the number of slots where a place is empty -> [places, D], of which empty
+    places are not looked at."""
+    if rows.is_cuda:  # to leave them out, the host would have to know them
+        return _compute(experts, rows, torch.arange(len(slots), device=slots.device), slots)
+    (there,) = (slots < len(experts.slots)).nonzero(as_tuple=True)
+    outputs = _compute(experts, rows, there, slots[there])
+    placed = outputs.new_zeros(len(slots), outputs.shape[1])
+    placed[there] = outputs
+    return placed
 
 
 def raw_bytes(values: Tensor) -> Tensor:
     """The memory of a tensor, flat, uint8."""
     return values.contiguous().view(torch.uint8).flatten()
-
-
-def _viewed(raw: Tensor, dtype: torch.dtype) -> Tensor:
-    """Bytes as numbers, at an aligned address: what follows must not depend on where a message happened to lie."""
-    aligned = raw.clone() if raw.data_ptr() % 64 or not raw.is_contiguous() else raw
-    return aligned.view(dtype)
 
 
 def mode_for(rows_max: int, *, prompts: bool, rows_limit: int) -> DispatchMode:

@@ -123,6 +123,8 @@ class _Pass:
     mode: DispatchMode
     rows_max: int
     next_layer: int
+    stop: int
+    """After the last one."""
 
 
 @dataclass(slots=True)
@@ -157,6 +159,11 @@ class _TimedTransport:
 
     def gather(self, values: Tensor) -> Tensor:
         return self._inner.gather(values)
+
+    def settle(self) -> None:
+        started_s, self.computing_since_s = self._clock.monotonic_s(), None
+        self._inner.settle()
+        self.waited_s += self._clock.monotonic_s() - started_s
 
     def close(self) -> None:
         self.broken = True
@@ -239,11 +246,12 @@ class ExpertGroup:
         layers = self._passes[draft]
         mode = agreement.mode(draft=draft)
         rows_max = agreement.tier(draft=draft) if mode is DispatchMode.LOW_LATENCY else max(agreement.rows(draft=draft))
-        self._pass = _Pass(mode, rows_max, next_layer=layers.start)
+        self._pass = _Pass(mode, rows_max, next_layer=layers.start, stop=layers.stop)
         started_s = self._clock.monotonic_s()
         self.transport.waited_s, self.transport.computing_since_s = 0.0, started_s
         if job is not None:
             try:
+                job.error = None  # of a try that was aborted
                 job.outcome = job.call()
             except GroupBrokenError:
                 raise
@@ -271,8 +279,8 @@ class ExpertGroup:
         assert current is not None, "a forward outside of the group's round"
         assert layer == current.next_layer, f"layer {layer} is not the next to be exchanged, {current.next_layer} is"
         current.next_layer += 1
-        self.windows[layer].add(ids.cpu().numpy() if len(ids) else None)
-        return self._dispatcher.run(
+        self.windows[layer].add(ids if len(ids) else None)
+        out = self._dispatcher.run(
             self.bank.layers[layer],
             self.placements[layer],
             x,
@@ -281,3 +289,6 @@ class ExpertGroup:
             mode=current.mode,
             rows_max=current.rows_max,
         )
+        if current.next_layer == current.stop:
+            self.transport.settle()  # before anybody looks at what came of it, or chooses by it
+        return out

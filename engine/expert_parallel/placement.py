@@ -8,7 +8,9 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 Ints = NDArray[np.int64]
 
@@ -62,15 +64,27 @@ class Placement:
                 ranks[expert, number], slots[expert, number] = rank, slot
         return ranks, slots, np.array(self.counts, dtype=np.int64)
 
-    def choose(self, experts: Ints, *, source: int) -> tuple[Ints, Ints]:
-        """Where the pairs go that rank `source` sends out, `experts` [rows, chosen]: rank and slot, [rows, chosen].
+    def choose(self, experts: Tensor, *, source: int) -> tuple[Tensor, Tensor]:
+        """Where the pairs go that rank `source` sends out, `experts` [rows, chosen] int64: rank and slot, [rows,
+        chosen] int64.
 
         Static and cheap: a row's number and its source walk over an expert's replicas.
         """
-        ranks, slots, counts = self.replica_table
-        rows = np.arange(len(experts), dtype=np.int64)[:, None] + source
+        ranks, slots, counts = self.table_on(experts.device)
+        rows = torch.arange(len(experts), device=experts.device).unsqueeze(1) + source
         replica = rows % counts[experts]
         return ranks[experts, replica], slots[experts, replica]
+
+    def table_on(self, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
+        """`replica_table` as tensors."""
+        if device not in self._tables:
+            ranks, slots, counts = (torch.from_numpy(part).to(device) for part in self.replica_table)
+            self._tables[device] = ranks, slots, counts
+        return self._tables[device]
+
+    @cached_property
+    def _tables(self) -> dict[torch.device, tuple[Tensor, Tensor, Tensor]]:
+        return {}
 
 
 def even_placement(experts: int, ranks: int, *, redundant: int = 0) -> Placement:

@@ -69,14 +69,18 @@ class ProcessGroupTransport:
         return cls(backend, rank=rank, size=size)
 
     def exchange(self, sent: Tensor, sent_bytes: Sequence[int], received_bytes: Sequence[int]) -> Tensor:
-        received = torch.empty(sum(received_bytes), dtype=torch.uint8)
-        self._do(lambda backend: backend.alltoall_base(received, sent, list(received_bytes), list(sent_bytes)))
-        return received
+        """What lies on a GPU goes through the host's memory."""
+        received, ours = torch.empty(sum(received_bytes), dtype=torch.uint8), sent.cpu()
+        self._do(lambda backend: backend.alltoall_base(received, ours, list(received_bytes), list(sent_bytes)))
+        return received.to(sent.device)
 
     def gather(self, values: Tensor) -> Tensor:
         gathered = [torch.empty_like(values) for _ in range(self.size)]
         self._do(lambda backend: backend.allgather([gathered], [values]))
         return torch.stack(gathered)
+
+    def settle(self) -> None:
+        """Every exchange has settled when it returns."""
 
     def close(self) -> None:
         """Hang up: the others' exchanges fail at once. One of this rank that is under way does not end by this: it ends

@@ -193,7 +193,7 @@ class Rebalancer:
     def look(self) -> None:
         """Gather the loads of all ranks, and begin to move if that helps. Every rank at the same round."""
         group = self._group
-        own = torch.from_numpy(np.concatenate([window.total for window in group.windows]))
+        own = torch.cat([window.total.cpu() for window in group.windows])
         total = group.transport.gather(own).sum(dim=0).numpy()
         bounds = np.cumsum([len(window.total) for window in group.windows])[:-1]
         loads = [part.tolist() for part in np.split(total, bounds)]

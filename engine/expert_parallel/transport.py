@@ -1,6 +1,7 @@
 """How the ranks of a group exchange bytes: all of them take part in every call, in the same order.
 
-Two kinds: ranks that are threads of one process (here), and ranks in processes of their own (`process_group.py`).
+Ranks are threads of one process (here), or processes that meet in the host's memory (`process_group.py`) or between
+GPUs (`nccl_group.py`).
 """
 
 from __future__ import annotations
@@ -27,11 +28,16 @@ class Transport(Protocol):
     def size(self) -> int: ...
 
     def exchange(self, sent: Tensor, sent_bytes: Sequence[int], received_bytes: Sequence[int]) -> Tensor:
-        """All to all: `sent` [Σ sent_bytes] uint8, cut by receiver -> [Σ received_bytes] uint8, by sender."""
+        """All to all: `sent` [Σ sent_bytes] uint8, cut by receiver -> [Σ received_bytes] uint8, by sender, on the same
+        device. On a GPU it may only be queued."""
         ...
 
     def gather(self, values: Tensor) -> Tensor:
-        """values [n] int64 of this rank -> [size, n] of all."""
+        """values [n] int64 of this rank, on the host -> [size, n] of all."""
+        ...
+
+    def settle(self) -> None:
+        """Wait for all exchanges so far. Until then, what they brought may be nothing: a rank may have been lost."""
         ...
 
     def close(self) -> None:
@@ -88,6 +94,9 @@ class MemoryTransport:
         gathered = torch.stack([box for box in hub.boxes if box is not None])
         self._meet()
         return gathered
+
+    def settle(self) -> None:
+        """Every exchange has settled when it returns."""
 
     def close(self) -> None:
         self._hub.barrier.abort()

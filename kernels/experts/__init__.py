@@ -50,9 +50,16 @@ def expert_outputs(
     """x [rows, D]; pairs of a row of `x` and an expert, `rows` and `experts` [pairs] int64 -> what each expert makes of
     its row, without a routing weight, [pairs, D] in at least float32.
 
-    A pair has the same bits alone and among any others. `combine_outputs` of a row's pairs is `routed_experts`.
+    A pair has the same bits alone and among any others. `combine_outputs` of a row's pairs is `routed_experts`. On a
+    GPU a pair may name no expert, by the number behind the last one: what comes of it is left open.
     """
     assert rows.shape == experts.shape, (rows.shape, experts.shape)
+    if x.is_cuda and x.dtype == torch.bfloat16 and input_format in (None, FP8_BLOCK32):
+        from . import triton_kernel
+
+        return triton_kernel.expert_outputs(x, rows, experts, gate_up, down, limit=limit, input_format=input_format)
+    if x.is_cuda:
+        note_fallback("expert_outputs", f"rows are {x.dtype}, inputs rounded to {input_format}")
     return reference.expert_outputs(x, rows, experts, gate_up, down, limit=limit, input_format=input_format)
 
 
@@ -60,6 +67,10 @@ def combine_outputs(outputs: Tensor, weights: Tensor) -> Tensor:
     """outputs [rows, chosen, D], weights [rows, chosen], both in at least float32 -> Σ_k weights_k · outputs_k
     [rows, D], summed in the order of the choices."""
     assert outputs.shape[:2] == weights.shape, (outputs.shape, weights.shape)
+    if outputs.is_cuda and outputs.dtype == torch.float32:
+        from . import triton_kernel
+
+        return triton_kernel.combine_outputs(outputs, weights)
     return reference.combine_outputs(outputs, weights)
 
 

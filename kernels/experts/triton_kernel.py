@@ -13,7 +13,7 @@ import triton.language as tl
 from torch import Tensor
 
 from whalepod.kernels.linear.cuda import linear
-from whalepod.kernels.numerics import tiled
+from whalepod.kernels.numerics import tiled, whole_batches
 from whalepod.kernels.packing_kernel import rounded
 from whalepod.kernels.quantise import PackedFormat
 from whalepod.kernels.quantise.triton_kernel import fp8_block32_round_trip, fp8_round_trip
@@ -229,14 +229,64 @@ def routed_experts(
     input_format: PackedFormat | None,
 ) -> Tensor:
     """As `whalepod.kernels.experts.routed_experts`, for bfloat16 on a GPU, or in Triton's interpreter."""
-    rows, width = x.shape
-    experts, choices, columns = gate_up.shape[0], ids.shape[1], down.shape[2]
-    out = torch.empty(rows, width, dtype=torch.float32, device=x.device)
+    rows, choices = ids.shape
     if rows == 0:
-        return out
-    pairs, each = rows * choices, tile_rows(rows * choices, experts)
-    order, *tiles = deal_tiles(ids.flatten(), experts, each)
+        return torch.empty(rows, x.shape[1], dtype=torch.float32, device=x.device)
+    each = tile_rows(rows * choices, gate_up.shape[0])
+    dealt = deal_tiles(ids.flatten(), gate_up.shape[0], each)
     x = x.contiguous() if input_format is None else fp8_block32_round_trip(x)
+    parts = _weighted_parts(
+        x, choices, dealt, each, weights, gate_up, down, limit=limit, rounds=input_format is not None
+    )
+    return _sum_choices(parts, choices)
+
+
+def expert_outputs(
+    x: Tensor,
+    rows: Tensor,
+    experts: Tensor,
+    gate_up: Tensor,
+    down: Tensor,
+    *,
+    limit: float,
+    input_format: PackedFormat | None,
+) -> Tensor:
+    """As `whalepod.kernels.experts.expert_outputs`, for the same. A pair has the bits that it has in `routed_experts`
+    with tiles, before its weight."""
+    pairs, held = len(rows), gate_up.shape[0]
+    if pairs == 0:
+        return torch.empty(pairs, x.shape[1], dtype=torch.float32, device=x.device)
+    x = x.contiguous() if input_format is None else fp8_block32_round_trip(x)
+    with whole_batches(False):  # The pairs of other ranks are among them.
+        each = tile_rows(pairs, held)
+    dealt = deal_tiles(experts, held + 1, each)  # Pairs without an expert go to one that the products pass over.
+    ones = torch.ones(pairs, dtype=torch.float32, device=x.device)
+    return _weighted_parts(
+        x.index_select(0, rows), 1, dealt, each, ones, gate_up, down, limit=limit, rounds=input_format is not None
+    )
+
+
+def combine_outputs(outputs: Tensor, weights: Tensor) -> Tensor:
+    """As `whalepod.kernels.experts.combine_outputs`, for float32 on a GPU, or in Triton's interpreter."""
+    return _sum_choices((outputs * weights.unsqueeze(2)).flatten(0, 1), outputs.shape[1])
+
+
+def _weighted_parts(
+    x: Tensor,
+    choices: int,
+    dealt: tuple[Tensor, Tensor, Tensor, Tensor],
+    each: int,
+    weights: Tensor,
+    gate_up: Tensor,
+    down: Tensor,
+    *,
+    limit: float,
+    rounds: bool,
+) -> Tensor:
+    """x [rows, D] rounded, pair i of row i // choices, `weights` of every pair -> weight · expert(row) [pairs, D]
+    float32. What pairs without an expert get is left open."""
+    order, *tiles = dealt
+    width, columns, pairs = x.shape[1], down.shape[2], len(order)
     fast = x.is_cuda
     hidden = torch.empty(pairs, columns, dtype=x.dtype, device=x.device)
     gate_up_kernel[(triton.cdiv(columns, 64), tiles[0].shape[0])](
@@ -249,11 +299,11 @@ def routed_experts(
         columns,
         choices,
         WIDTH=width,
-        EXPERTS=experts,
+        EXPERTS=gate_up.shape[0],
         ROWS=each,
         COLUMNS=64,
         STEP=128 if fast else 32,
-        ROUND=input_format is not None,
+        ROUND=rounds,
         FAST=fast,
         num_warps=4,
         num_stages=3,
@@ -268,7 +318,7 @@ def routed_experts(
         parts,
         width,
         WIDTH=columns,
-        EXPERTS=experts,
+        EXPERTS=gate_up.shape[0],
         ROWS=each,
         COLUMNS=128,
         STEP=128 if fast else 32,
@@ -276,7 +326,16 @@ def routed_experts(
         num_warps=4,
         num_stages=3,
     )
-    sum_choices_kernel[(rows, triton.cdiv(width, 1024))](parts, out, width, CHOICES=choices, BLOCK=1024, num_warps=4)
+    return parts
+
+
+def _sum_choices(parts: Tensor, choices: int) -> Tensor:
+    """parts [rows · choices, D] -> [rows, D], summed in the order of the choices."""
+    rows, width = len(parts) // choices, parts.shape[1]
+    out = torch.empty(rows, width, dtype=torch.float32, device=parts.device)
+    if rows:
+        grid = (rows, triton.cdiv(width, 1024))
+        sum_choices_kernel[grid](parts, out, width, CHOICES=choices, BLOCK=1024, num_warps=4)
     return out
 
 

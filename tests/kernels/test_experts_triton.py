@@ -50,3 +50,24 @@ def test_gates_and_values_match() -> None:
     ours = triton_kernel.swiglu(gates, limit=1.5, round_trip=False)
     wanted = reference.swiglu(gates[:, :96], gates[:, 96:], limit=1.5)
     torch.testing.assert_close(ours, wanted)
+
+
+@pytest.mark.parametrize("rounded", [False, True])
+def test_outputs_of_pairs_combine_to_routed_experts_and_pairs_may_name_no_expert(rounded: bool) -> None:
+    generator = torch.Generator().manual_seed(3)
+    rows, experts, width, columns, choices = 6, 4, 64, 96, 2
+    x = torch.randn(rows, width, generator=generator)
+    ids = torch.rand(rows, experts, generator=generator).argsort(dim=1)[:, :choices]
+    weights = torch.rand(rows, choices, generator=generator)
+    gate_up = torch.randn(experts, 2 * columns, width, generator=generator) / 8
+    down = torch.randn(experts, width, columns, generator=generator) / 8
+    input_format = FP8_BLOCK32 if rounded else None
+    options = {"limit": 1.5, "input_format": input_format}
+    wanted = triton_kernel.routed_experts(x, ids, weights, gate_up, down, **options)
+    pairs = torch.arange(rows).repeat_interleave(choices)
+    absent = torch.full((5,), experts)
+    outputs = triton_kernel.expert_outputs(
+        x, torch.cat((pairs, pairs[:5])), torch.cat((ids.flatten(), absent)), gate_up, down, **options
+    )
+    ours = triton_kernel.combine_outputs(outputs[: len(pairs)].unflatten(0, ids.shape), weights)
+    assert torch.equal(ours, wanted)

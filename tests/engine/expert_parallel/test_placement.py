@@ -1,15 +1,15 @@
 from __future__ import annotations
 
-import numpy as np
 import pytest
+import torch
 
 from whalepod.engine.expert_parallel.placement import Placement, even_placement, replace_lost
 
 
 def test_every_replica_of_an_expert_takes_its_share_of_the_rows() -> None:
     placement = Placement(3, ((0, 1), (0, 2), (0, 1)))
-    ranks, slots = placement.choose(np.zeros((9, 1), dtype=np.int64), source=1)
-    assert np.bincount(ranks[:, 0]).tolist() == [3, 3, 3]
+    ranks, slots = placement.choose(torch.zeros((9, 1), dtype=torch.int64), source=1)
+    assert torch.bincount(ranks[:, 0]).tolist() == [3, 3, 3]
     assert {(int(rank), int(slot)) for rank, slot in zip(ranks[:, 0], slots[:, 0], strict=True)} == {
         (0, 0),
         (1, 0),
