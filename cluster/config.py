@@ -50,6 +50,9 @@ class PrefillSettings(_Section):
     memory_gib: float | None = Field(default=None, gt=0, description="memory for one rank's weights and KV together")
     chunk_tokens: int = Field(default=512, ge=1, description="prompt rows that one step computes at most")
     cpus: float = Field(default=1.0, gt=0, description="CPUs that Ray reserves for one rank")
+    gpus: float = Field(
+        default=0, ge=0, description="GPUs that Ray reserves for one rank, which then sees no others; 0: it sees all"
+    )
     expert_parallel: bool = Field(
         default=False, description="spread the experts over the ranks of the pool; off: every rank holds all"
     )
@@ -72,6 +75,9 @@ class DecodeSettings(_Section):
         default=128, ge=1, description="prompt rows that one step computes beside decode rows at most"
     )
     cpus: float = Field(default=1.0, gt=0, description="CPUs that Ray reserves for one rank")
+    gpus: float = Field(
+        default=0, ge=0, description="GPUs that Ray reserves for one rank, which then sees no others; 0: it sees all"
+    )
     expert_parallel: bool = Field(
         default=False, description="spread the experts over the ranks of the pool; off: every rank holds all"
     )
@@ -236,6 +242,9 @@ class EplbSettings(_Section):
     window_steps: int = Field(default=1000, ge=1, description="steps whose routing counts")
     interval_steps: int = Field(default=3000, ge=0, description="steps between two looks at the loads; 0: never move")
     gain_min: float = Field(default=0.02, ge=0, le=1, description="balancedness that a layer must gain to be moved")
+    nodes: int = Field(
+        default=1, ge=1, description="machines under the ranks of a pool; above 1, an expert's replicas share one"
+    )
     step_timeout_seconds: float = Field(
         default=120.0, gt=0, description="a rank that computes longer at one step prints its stacks and ends"
     )

@@ -9,7 +9,7 @@ from whalepod.engine.interface import Fidelity
 from whalepod.engine.speculation.options import Acceptance
 
 if TYPE_CHECKING:
-    from .config import ClusterConfig
+    from .config import ClusterConfig, DecodeSettings, PrefillSettings
 
 
 def contradictions(config: ClusterConfig) -> Iterator[str]:
@@ -37,10 +37,18 @@ def contradictions(config: ClusterConfig) -> Iterator[str]:
     for name, pool in (("prefill", config.prefill), ("decode", config.decode)):
         if pool.blocks is not None and pool.memory_gib is not None:
             yield f"{name}.blocks and {name}.memory_gib are both set: one follows from the other, keep one"
-        if pool.expert_parallel and config.engine.device != "cpu":
-            yield f"{name}.expert_parallel is on, but engine.device is {config.engine.device}: pools share on cpu only"
+        yield from _gpu_contradictions(name, pool, device=config.engine.device)
+        if pool.expert_parallel and pool.replicas % config.eplb.nodes:
+            yield f"{name}.replicas is {pool.replicas}, which eplb.nodes ({config.eplb.nodes}) does not divide"
         if pool.redundant_experts and not pool.expert_parallel:
             yield f"{name}.redundant_experts is {pool.redundant_experts}, but {name}.expert_parallel is off"
+
+
+def _gpu_contradictions(name: str, pool: PrefillSettings | DecodeSettings, *, device: str) -> Iterator[str]:
+    if pool.gpus and device != "cuda":
+        yield f"{name}.gpus is {pool.gpus:g}, but engine.device is {device}: a rank with a GPU of its own says cuda"
+    if pool.expert_parallel and device != "cpu":
+        yield f"{name}.expert_parallel is on, but engine.device is {device}: pools share on cpu only"
 
 
 def _tls_contradictions(config: ClusterConfig) -> Iterator[str]:

@@ -132,8 +132,7 @@ class RankPools:
         places = list(rank_places(self._config))
         for pool in dict.fromkeys(place.pool for place in places):
             in_pool = [place for place in places if place.pool == pool]
-            cpus = _settings_of(self._config, pool).cpus
-            self._groups[pool] = placement_group([{"CPU": cpus}] * len(in_pool), strategy="PACK")
+            self._groups[pool] = placement_group([bundle(self._config, pool)] * len(in_pool), strategy="PACK")
             for place in in_pool:
                 self.start_rank(place)
 
@@ -144,13 +143,14 @@ class RankPools:
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy  # noqa: PLC0415
 
         config = config or self._config
-        cpus = _settings_of(config, place.pool).cpus
+        wanted = bundle(config, place.pool)
+        cpus, gpus = wanted["CPU"], wanted.get("GPU", 0)
         actor_class: Any = ray.remote(RankActor)
-        options: dict[str, Any] = {"num_cpus": cpus if config.ray.address is not None else 0}
+        options: dict[str, Any] = {"num_cpus": cpus if config.ray.address is not None else 0, "num_gpus": gpus}
         if place.index < _settings_of(self._config, place.pool).replicas:
             group = self._groups[place.pool]
             strategy = PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=place.index)
-            options = {"num_cpus": cpus, "scheduling_strategy": strategy}
+            options = {"num_cpus": cpus, "num_gpus": gpus, "scheduling_strategy": strategy}
         actor = actor_class.options(
             name=f"{place.rank_id}/{next(self._started)}", max_restarts=-1, max_task_retries=-1, **options
         ).remote(config.without_secret().model_dump_json(), self._secret, place)
@@ -190,6 +190,12 @@ class RankPools:
         for actor in self._actors.values():
             actor.stop.remote()
         _wait(list(self._serving.values()), timeout_s=timeout_s)
+
+
+def bundle(config: ClusterConfig, pool: str) -> dict[str, float]:
+    """What Ray reserves for one rank. With GPUs, it also names them to the rank's process, which sees no others."""
+    settings = _settings_of(config, pool)
+    return {"CPU": settings.cpus} | ({"GPU": settings.gpus} if settings.gpus else {})
 
 
 def _settings_of(config: ClusterConfig, pool: str) -> PrefillSettings | DecodeSettings:

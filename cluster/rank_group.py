@@ -17,7 +17,7 @@ from prometheus_client.registry import Collector
 
 from whalepod.core.clock import Clock
 from whalepod.core.credentials import ClusterSecret
-from whalepod.core.errors import UnavailableError
+from whalepod.core.errors import ConfigError, UnavailableError
 from whalepod.core.ids import Incarnation
 from whalepod.engine.expert_parallel.group import GroupOptions
 from whalepod.engine.expert_parallel.group_loop import GroupLoop, GroupState, LoopOptions
@@ -72,8 +72,13 @@ class RankGroup:
         self._servicer.register(server)
 
     def make_loop(self, experts: PooledExperts, *, on_failure: Callable[[BaseException], None]) -> None:
-        """For any thread, once: the model is loaded, the engine not made yet."""
+        """For any thread, once: the model is loaded, the engine not made yet. Raises ConfigError."""
         eplb = self._config.eplb
+        for placement in experts.placements.values():
+            if placement.experts % eplb.nodes:
+                raise ConfigError(
+                    f"eplb.nodes ({eplb.nodes}) does not divide the {placement.experts} experts of a layer"
+                )
         self.loop = experts.loop = GroupLoop(
             experts.bank,
             self._membership,
@@ -81,7 +86,9 @@ class RankGroup:
             options=LoopOptions(
                 slots_per_rank=experts.slots_per_rank,
                 group=GroupOptions(window_steps=eplb.window_steps),
-                rebalancing=RebalanceOptions(interval_steps=eplb.interval_steps, gain_min=eplb.gain_min),
+                rebalancing=RebalanceOptions(
+                    interval_steps=eplb.interval_steps, gain_min=eplb.gain_min, nodes=eplb.nodes
+                ),
             ),
             on_failure=on_failure,
             clock=self._clock,

@@ -88,17 +88,19 @@ def _replicas(names: Sequence[int], loads: Sequence[float], slots: int) -> tuple
     return experts, weights
 
 
-def spread_replicas(placement: Placement, loads: Sequence[float]) -> Placement:
-    """Two slots of one expert on one rank waste one: swap it with a slot of another rank where the heaviest of the two
-    ranks does not get heavier."""
+def spread_replicas(placement: Placement, loads: Sequence[float], *, nodes: int = 1) -> Placement:
+    """Two slots of one expert on one rank waste one: swap it with a slot of another rank of the same node where the
+    heaviest of the two ranks does not get heavier."""
     ranks = [list(slots) for slots in placement.ranks]
     each = [load / count for load, count in zip(loads, placement.counts, strict=True)]
     totals = [sum(each[expert] for expert in slots) for slots in ranks]
+    per_node = len(ranks) // nodes
     for here, slots in enumerate(ranks):
+        first = here // per_node * per_node
         for slot, expert in enumerate(slots):
             if expert not in slots[:slot]:
                 continue
-            for there in range(len(ranks)):
+            for there in range(first, first + per_node):
                 other = _swap_partner(expert, slots, ranks[there], each, totals[here], totals[there])
                 if there != here and other is not None:
                     moved = each[ranks[there][other]] - each[expert]
@@ -122,24 +124,35 @@ def _swap_partner(
     return None
 
 
-def keep_places(new: Placement, old: Placement) -> Placement:
-    """`new` with its packs dealt to those ranks that hold most of them already, and experts that stay on their rank in
-    their slot: only the unavoidable moves are left. Both have equally many ranks and slots."""
-    free_packs = set(range(len(new.ranks)))
-    free_ranks = set(range(len(old.ranks)))
+def keep_places(new: Placement, old: Placement, *, nodes: int = 1) -> Placement:
+    """`new` with its nodes, and within them its packs, dealt to those that hold most of them already, and experts that
+    stay on their rank in their slot: few moves are left. Both have equally many ranks and slots."""
+    new_nodes, old_nodes = _by_node(new, nodes), _by_node(old, nodes)
+    ranks: list[tuple[int, ...]] = []
+    for node, dealt in enumerate(_deal([sum(n, ()) for n in new_nodes], [sum(n, ()) for n in old_nodes])):
+        packs = new_nodes[dealt]
+        own = _deal(packs, old_nodes[node])
+        ranks += [_keep_slots(packs[pack], held) for pack, held in zip(own, old_nodes[node], strict=True)]
+    return Placement(new.experts, tuple(ranks))
+
+
+def _by_node(placement: Placement, nodes: int) -> list[list[tuple[int, ...]]]:
+    each = len(placement.ranks) // nodes
+    return [list(placement.ranks[node * each : (node + 1) * each]) for node in range(nodes)]
+
+
+def _deal(packs: Sequence[Sequence[int]], holders: Sequence[Sequence[int]]) -> list[int]:
+    """The pack that each holder gets: first who shares most with one."""
+    free_packs, free_holders = set(range(len(packs))), set(range(len(holders)))
     dealt: dict[int, int] = {}
-    shared = sorted(
-        (-_shared(new.ranks[pack], old.ranks[rank]), rank, pack) for pack in free_packs for rank in free_ranks
-    )
-    for _, rank, pack in shared:
-        if rank in free_ranks and pack in free_packs:
-            free_ranks.remove(rank)
+    for _, holder, pack in sorted(
+        (-_shared(packs[pack], holders[holder]), holder, pack) for pack in free_packs for holder in free_holders
+    ):
+        if holder in free_holders and pack in free_packs:
+            free_holders.remove(holder)
             free_packs.remove(pack)
-            dealt[rank] = pack
-    return Placement(
-        new.experts,
-        tuple(_keep_slots(new.ranks[dealt[rank]], old.ranks[rank]) for rank in range(len(old.ranks))),
-    )
+            dealt[holder] = pack
+    return [dealt[holder] for holder in range(len(holders))]
 
 
 def _shared(a: Sequence[int], b: Sequence[int]) -> int:

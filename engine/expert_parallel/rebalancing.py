@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .balancing import balance_global, keep_places, spread_replicas, utilisation
+from .balancing import balance_global, balance_hierarchical, keep_places, spread_replicas, utilisation
 from .dispatch import raw_bytes
 from .expert_bank import LayerExperts
 from .group import Agreement, ExpertGroup
@@ -36,20 +36,27 @@ class RebalanceOptions:
     """Rounds with work between two looks at the loads; 0: never."""
     gain_min: float = 0.02
     """Utilisation that a layer must gain to be moved."""
+    nodes: int = 1
+    """Machines that the ranks of a complete group lie on, equally many on each, in their order. Above 1, balancing is
+    hierarchical: replicas of an expert stay within one machine."""
 
 
 def plan_rebalance(
-    placements: Sequence[Placement], loads: Sequence[Sequence[int]], *, gain_min: float
+    placements: Sequence[Placement], loads: Sequence[Sequence[int]], *, gain_min: float, nodes: int = 1
 ) -> dict[int, Placement]:
     """New placements, by layer, where they promise enough. Ranks keep their numbers of slots."""
     planned: dict[int, Placement] = {}
     for layer, (old, load) in enumerate(zip(placements, loads, strict=True)):
         ranks, slots = len(old.ranks), len(old.physical_to_logical)
-        if not any(load) or slots % ranks or any(len(own) * ranks != slots for own in old.ranks):
+        if not any(load) or slots % ranks or ranks % nodes or any(len(own) * ranks != slots for own in old.ranks):
             continue  # nothing is known, or the group has just lost a rank and its slots are uneven
-        new = spread_replicas(balance_global(load, slots=slots, ranks=ranks), load)
+        if nodes == 1:
+            new = balance_global(load, slots=slots, ranks=ranks)
+        else:
+            new = balance_hierarchical(load, slots=slots, ranks=ranks, nodes=nodes)
+        new = spread_replicas(new, load, nodes=nodes)
         if utilisation(new, load) >= utilisation(old, load) + gain_min:
-            planned[layer] = keep_places(new, old)
+            planned[layer] = keep_places(new, old, nodes=nodes)
     return planned
 
 
@@ -199,7 +206,7 @@ class Rebalancer:
         loads = [part.tolist() for part in np.split(total, bounds)]
         known = [utilisation(p, load) for p, load in zip(group.placements, loads, strict=True) if any(load)]
         self.balancedness = sum(known) / len(known) if known else 1.0
-        planned = plan_rebalance(group.placements, loads, gain_min=self._options.gain_min)
+        planned = plan_rebalance(group.placements, loads, gain_min=self._options.gain_min, nodes=self._options.nodes)
         if planned:
             self._move = Move(self._mover, list(group.bank.layers), list(group.placements), planned)
 

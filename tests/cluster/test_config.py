@@ -10,6 +10,7 @@ from pydantic import SecretStr
 
 from whalepod.cluster.config import ClusterConfig
 from whalepod.cluster.config_sources import load_config
+from whalepod.cluster.pools import bundle
 from whalepod.core.errors import ConfigError
 
 CONTRADICTIONS: list[tuple[dict[str, str], str, str]] = [
@@ -28,6 +29,13 @@ CONTRADICTIONS: list[tuple[dict[str, str], str, str]] = [
         "fidelity.default is exact",
     ),
     ({"--http-port": "8100"}, "http_port", "prefill.port"),
+    (
+        {"--decode-expert-parallel": "true", "--decode-replicas": "3", "--eplb-nodes": "2"},
+        "decode.replicas is 3",
+        "eplb.nodes (2)",
+    ),
+    ({"--prefill-gpus": "1"}, "prefill.gpus is 1", "engine.device is cpu"),
+    ({"--prefill-gpus": "1", "--engine-device": "cuda:1"}, "prefill.gpus is 1", "engine.device is cuda:1"),
     ({"--decode-port": "8102", "--prefill-replicas": "4"}, "prefill.port + 2", "decode.port + 0"),
     ({"--redis-port": "9201"}, "redis_port", "decode.port"),
     ({"--decode-port": "65000"}, "decode.port", "65535"),
@@ -83,3 +91,10 @@ def test_what_is_written_down_holds_no_secret_and_reads_back() -> None:
     assert "0123456789abcdef" not in written
     again = ClusterConfig.model_validate_json(written).with_secret("0123456789abcdef")
     assert again.cluster_secret() == config.cluster_secret()
+
+
+def test_ray_reserves_the_gpus_of_a_rank() -> None:
+    flags = {"--engine-device": "cuda", "--decode-gpus": "1", "--decode-cpus": "2"}
+    config = load_config(flags=flags)
+    assert bundle(config, "decode") == {"CPU": 2, "GPU": 1}
+    assert bundle(config, "prefill") == {"CPU": 1}

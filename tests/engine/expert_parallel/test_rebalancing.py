@@ -48,3 +48,17 @@ def test_a_layer_whose_load_is_balanced_stays() -> None:
 def test_unknown_loads_and_uneven_slots_move_nothing() -> None:
     assert plan_rebalance([even_placement(8, 4)], [[0] * 8], gain_min=0.0) == {}
     assert plan_rebalance([even_placement(8, 3)], [[9, 1, 1, 1, 1, 1, 1, 1]], gain_min=0.0) == {}
+
+
+def test_with_several_machines_an_experts_replicas_stay_within_one() -> None:
+    old = even_placement(16, 8, redundant=8)
+    load = [1000, 3, 400, 9, 5, 7, 2, 8, 6, 900, 4, 1, 300, 2, 3, 5]
+    (new,) = plan_rebalance([old], [load], gain_min=0.02, nodes=2).values()
+    for expert in range(16):
+        machines = {rank // 4 for rank, slots in enumerate(new.ranks) if expert in slots}
+        assert machines == {expert // 8}
+    assert max(new.counts) > 2  # heavy experts have several, or this would show nothing
+    assert all(len(slots) == len(set(slots)) for slots in new.ranks)
+    assert utilisation(new, load) > utilisation(old, load) + 0.1
+    globally = plan_rebalance([old], [load], gain_min=0.02)[0]
+    assert any(len({rank // 4 for rank, slots in enumerate(globally.ranks) if e in slots}) > 1 for e in range(16))
