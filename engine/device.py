@@ -29,7 +29,7 @@ from .grammar.masks import Flags
 from .interface import SampledToken, StepWork
 from .runner import LogitsOrError, StepRunner, run_isolated
 from .sequence import Sequence
-from .speculation.acceptance import Hearing, Said, judge
+from .speculation.acceptance import Hearing, Said, judge_isolated
 from .speculation.budget import Holder
 from .speculation.speculator import Candidate, Proposal, Round, Speculator
 
@@ -236,9 +236,10 @@ class Device:
                 due.append(index)
                 hearings.append(_hearing(row, outcome, step.proposals.get(index), allowed.get(index, ())))
         simulated = None if allowed or self._speculator is None else self._speculator.options.simulated_acceptance
-        for index, said in zip(due, judge(hearings, simulated=simulated), strict=True):
+        for index, said in zip(due, judge_isolated(hearings, simulated=simulated), strict=True):
             step.results[index] = said
-            self._remember(step.rows[index], step.drafts(index), said)
+            if not isinstance(said, Exception):
+                self._remember(step.rows[index], step.drafts(index), said)
 
     def _remember(self, row: LaunchedRows, drafts: tuple[int, ...], said: Said) -> None:
         """What a next row of the sequence would follow."""

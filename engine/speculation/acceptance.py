@@ -12,6 +12,7 @@ Rows are looked at one after another, those of all requests at once: what is beh
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -36,6 +37,8 @@ from whalepod.engine.sampling import (
     process_rows,
     report_tokens,
 )
+
+log = logging.getLogger(__name__)
 
 Probabilities = NDArray[np.floating[Any]]
 Said = tuple[SampledToken | ServingError, ...]
@@ -91,6 +94,20 @@ def judge(hearings: Sequence[Hearing], *, simulated: float | None = None) -> lis
         place += 1
         going = _without_dead_ends(hearings, on, place, said)
     return [tuple(tokens) for tokens in said]
+
+
+def judge_isolated(hearings: Sequence[Hearing], *, simulated: float | None = None) -> list[Said | Exception]:
+    """As `judge`; an error for exactly those requests whose tokens cannot be drawn. A broken invariant is raised."""
+    try:
+        return [*judge(hearings, simulated=simulated)]
+    except AssertionError:
+        raise  # it stops the rank
+    except Exception as error:
+        if len(hearings) == 1:
+            log.exception("the tokens of a request cannot be drawn")
+            return [error]
+    log.warning("drawing failed, each request's tokens are drawn alone", extra={"requests": len(hearings)})
+    return [said for hearing in hearings for said in judge_isolated([hearing], simulated=simulated)]
 
 
 def _without_dead_ends(
