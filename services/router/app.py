@@ -6,6 +6,7 @@ request ─▶ headers (names, id) ─▶ body ─▶ endpoint ─▶ JSON, or a
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from dataclasses import dataclass
@@ -20,7 +21,7 @@ from starlette.types import ASGIApp
 
 from whalepod import __version__
 from whalepod.cluster.api_keys import Scope
-from whalepod.core.errors import InternalError, ServingError
+from whalepod.core.errors import InternalError, ServingError, UnavailableError
 from whalepod.core.ids import mint_request_id
 from whalepod.model.protocols import MESSAGES, RESPONSES, Protocol
 
@@ -168,6 +169,10 @@ class HttpFront:
                 body, length = await read_json_object(request, bytes_max=BODY_BYTES_MAX)
                 answer = await endpoint(HttpCall(request, body, length, caller, record, errors))
             except ServingError as error:
+                record.end_with_error(error)
+                return error_response(error, errors)
+            except asyncio.CancelledError:  # by the server, whose time to drain is over
+                error = UnavailableError("this router is shutting down")
                 record.end_with_error(error)
                 return error_response(error, errors)
             except Exception:

@@ -26,7 +26,7 @@ from whalepod.cluster.config import ClusterConfig, TlsSettings
 from whalepod.cluster.embedded_redis import EmbeddedRedis, EmbeddedRedisSettings
 from whalepod.cluster.free_ports import with_free_ports
 from whalepod.cluster.registrar import Registrar
-from whalepod.core.errors import ConfigError
+from whalepod.core.errors import ConfigError, UnavailableError
 from whalepod.services.router.process import run_router
 
 PROMPT = [400 + index % 90 for index in range(40)]
@@ -210,6 +210,47 @@ async def test_f3_sigterm_lets_streams_finish_refuses_newcomers_and_exits_with_0
             log = (await process.stderr.read()).decode()
             await process.wait()
         assert "Traceback" not in log, log
+
+
+@pytest.mark.slow
+async def test_draining_past_its_limit_ends_streams_with_an_error_and_one_line_of_log(
+    config: ClusterConfig, tmp_path: Path
+) -> None:
+    decode, prefill = FakeDecode(behaviour=Behaviour(step=asyncio.Event())), FakePrefill()
+    file = tmp_path / "cluster.json"
+    settings: dict[str, Any] = config.model_dump(mode="json", exclude_none=True) | {"secret": SECRET.key.decode()}
+    settings["router"]["drain_seconds"] = 0.2
+    file.write_text(json.dumps(settings))
+    async with registered(config, [decode, prefill]), http_client(config) as client:
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "whalepod", "router", "--config", str(file), stderr=asyncio.subprocess.PIPE
+        )
+        try:
+            await until_ready(client)
+            reading = asyncio.create_task(_read_stream(client))
+            whole = asyncio.create_task(client.post("/v1/completions", json=body()))
+            remote = AsyncClient(f"127.0.0.1:{config.router.grpc_port}")
+            called = asyncio.create_task(remote.generate(PROMPT, max_tokens=5))
+            await until(lambda: len(decode.live) == 3)
+            process.send_signal(signal.SIGTERM)
+            ended = await asyncio.gather(reading, whole, called, return_exceptions=True)
+            async with asyncio.timeout(10.0):
+                assert await process.wait() == 0
+            await remote.close()
+        finally:
+            if process.returncode is None:
+                process.kill()
+            assert process.stderr is not None
+            log = (await process.stderr.read()).decode()
+            await process.wait()
+        lines, answer, error = ended
+        assert isinstance(lines, list)
+        assert isinstance(answer, httpx.Response)
+        assert json.loads(lines[0])["error"]["code"] == json.loads(answer.text)["error"]["code"], "it had not begun"
+        assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
+        assert isinstance(error, UnavailableError)
+        assert "Traceback" not in log, log
+        assert log.count("draining took too long") == 1
 
 
 @pytest.mark.slow
