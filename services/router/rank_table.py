@@ -26,6 +26,11 @@ REQUESTS_PER_SLOT = 2
 """As many again as run: they wait for their hand-off meanwhile. More wait better here, where any rank may take them."""
 
 
+LOAD_BELIEVED_S = 10.0
+"""A load that is older is no news: ranks register every second and say their load with every step. What others have
+given to a rank whose registrations fail is then not known, and it is taken for idle beside what is given to it here."""
+
+
 class RankDirectory(Protocol):
     """Says which ranks exist: the registry, or addresses given on the command line."""
 
@@ -63,6 +68,7 @@ class _Report:
     load: RankLoad
     requests_elsewhere: int
     prefill_tokens_elsewhere: int
+    heard_at_s: float
 
 
 @dataclass(slots=True, eq=False)
@@ -170,10 +176,14 @@ class RankTable:
             return
 
     def _report(self, info: RankInfo) -> _Report:
-        """The last reply's, unless the rank has registered again since."""
+        """The last reply's, unless the rank has registered again since; of one that says nothing any more, nothing."""
         report = self._reports.get(info.rank_id)
         if report is None or (report.incarnation, report.registered_ms) != (info.incarnation, info.time_unix_ms):
             report = self._reports[info.rank_id] = self._new_report(info, info.load)
+        elif self._clock.monotonic_s() - report.heard_at_s > LOAD_BELIEVED_S:
+            load = report.load
+            idle = RankLoad(blocks_free=load.blocks_total, blocks_total=load.blocks_total, slots_total=load.slots_total)
+            report = self._reports[info.rank_id] = self._new_report(info, idle)
         return report
 
     def _new_report(self, info: RankInfo, load: RankLoad) -> _Report:
@@ -185,4 +195,5 @@ class RankTable:
             load=load,
             requests_elsewhere=max(0, load.running + load.waiting - work.requests),
             prefill_tokens_elsewhere=max(0, load.prefill_tokens_queued - work.prefill_tokens),
+            heard_at_s=self._clock.monotonic_s(),
         )

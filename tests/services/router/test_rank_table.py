@@ -11,7 +11,7 @@ from whalepod.core.clock import Deadline
 from whalepod.core.ids import Incarnation, RankId
 from whalepod.engine.interface import RankLoad
 from whalepod.services.router.cost_meter import CostMeter
-from whalepod.services.router.rank_table import RankTable
+from whalepod.services.router.rank_table import LOAD_BELIEVED_S, RankTable
 
 
 def rank(name: str, role: RankRole = RankRole.DECODE, **changes: object) -> RankInfo:
@@ -79,6 +79,20 @@ def test_a_replys_load_stands_until_the_next_registration() -> None:
     newer = replace(info, time_unix_ms=2000, load=RankLoad(running=2, slots_total=8))
     directory.table[info.rank_id] = newer
     assert table.candidate(newer).load.running == 2
+
+
+def test_a_load_that_is_not_renewed_is_believed_no_longer_and_what_is_here_still_counts() -> None:
+    info, clock = rank("decode-0", load=RankLoad(running=8, waiting=9, blocks_total=4, slots_total=8)), StoppedClock()
+    table = RankTable(Directory(info), clock=clock)
+    claim = table.claim(info.rank_id)
+    assert table.candidate(info).requests_elsewhere == 17 - 1
+    clock.now_s += LOAD_BELIEVED_S + 1
+    candidate = table.candidate(info)
+    assert (candidate.load.running, candidate.load.waiting, candidate.load.blocks_free) == (0, 0, 4)
+    assert (candidate.requests_elsewhere, candidate.requests_here, table.room()) == (0, 1, 16)
+    table.note_load(info, RankLoad(running=5, slots_total=8))
+    assert table.candidate(info).requests_elsewhere == 5 - 1
+    claim.release()
 
 
 def test_the_load_of_a_rank_before_its_restart_says_nothing_about_it() -> None:
