@@ -94,6 +94,7 @@ class RegistryWatcher:
         self._refused: dict[str, str] = {}
         self._epochs = PurgeEpochs()
         self._redis_ok = False
+        self._polled = False
         self._task: asyncio.Task[None] | None = None
 
     @property
@@ -104,6 +105,11 @@ class RegistryWatcher:
     def purge_epoch(self, tenant: str) -> int:
         """Of the tenant's last purge, as of the last poll; 0: never. Never goes back, also if Redis forgets."""
         return self._epochs.of(tenant)
+
+    @property
+    def settled(self) -> bool:
+        """Whether everything that was registered has been looked at, or Redis did not answer."""
+        return self._polled
 
     @property
     def redis_ok(self) -> bool:
@@ -147,6 +153,7 @@ class RegistryWatcher:
             elif self._redis_ok and name not in registered:
                 self._forget(name)
         self._publish(usable)
+        self._polled = True
         await self._remove_old(usable)
 
     def _believes(self, name: RankId, answer: Liveness) -> bool:

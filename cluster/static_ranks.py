@@ -75,6 +75,8 @@ class StaticRanks:
         self._channels: dict[str, grpc.aio.Channel] = {}
         self._known: dict[str, RankInfo] = {}
         self._silent: dict[str, int] = {}
+        self._unheard = set(self._addresses)
+        """Those that have neither answered nor refused since the start, nor been silent for long."""
         self._refused: dict[str, str] = {}
         self._ranks: Mapping[RankId, RankInfo] = MappingProxyType({})
         self._task: asyncio.Task[None] | None = None
@@ -83,6 +85,11 @@ class StaticRanks:
     def ranks(self) -> Mapping[RankId, RankInfo]:
         """Ranks that can be used now. Replaced, never changed in place."""
         return self._ranks
+
+    @property
+    def settled(self) -> bool:
+        """Whether each address has been heard from, or given up: more ranks are not to be expected."""
+        return not self._unheard
 
     def report_lost(self, rank_id: RankId, incarnation: Incarnation) -> None:
         """A link to the rank broke. It is out of the table until it describes itself again."""
@@ -123,11 +130,13 @@ class StaticRanks:
             self._silent[address] = self._silent.get(address, 0) + 1
             if not silent or self._silent[address] >= SILENT_POLLS_MAX:
                 self._known.pop(address, None)
+                self._unheard.discard(address)
             return None
         except AuthenticationError as error:
             self._refuse(address, str(error))
             return None
         self._silent.pop(address, None)
+        self._unheard.discard(address)
         return replace(info, address=address)
 
     def _take(self, address: str, info: RankInfo) -> None:
@@ -145,6 +154,7 @@ class StaticRanks:
 
     def _refuse(self, address: str, reason: str) -> None:
         self._known.pop(address, None)
+        self._unheard.discard(address)
         if self._refused.get(address) != reason:
             log.error("refused the rank at %s: %s", address, reason)
         self._refused[address] = reason

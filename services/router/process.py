@@ -83,6 +83,7 @@ class RouterProcess:
             self._parts.front,
             needs_prefill=_needs_prefill(config),
             registry_ok=lambda: self._watcher.redis_ok,
+            settled=lambda: (self._static or self._watcher).settled,
         )
         tls = _server_tls(config)
         authenticator = Authenticator.from_settings(config.router, clock=clock)

@@ -45,11 +45,13 @@ class ReadinessReport:
 
 @dataclass(slots=True)
 class Readiness:
-    """`needs_prefill`: the cluster has a prefill pool, so an empty one is a fault."""
+    """`needs_prefill`: the cluster has a prefill pool, so an empty one is a fault. `settled`: every rank that is there
+    has been heard from. A router that knew only some of them would send these all that comes."""
 
     front: FrontDoor
     needs_prefill: bool
     registry_ok: Callable[[], bool]
+    settled: Callable[[], bool] = lambda: True
     draining: bool = field(default=False, init=False)
 
     def report(self) -> ReadinessReport:
@@ -58,6 +60,8 @@ class Readiness:
         reasons: list[str] = []
         if self.draining:
             reasons.append("the router is shutting down")
+        if not self.settled():
+            reasons.append("not every rank has been heard from")
         if not pools["decode"]:
             reasons.append("no decode rank is usable")
         if self.needs_prefill and not pools["prefill"]:

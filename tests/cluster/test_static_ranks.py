@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import grpc
 
+from tests.cluster.conftest import free_port
 from whalepod.cluster.registration import RankInfo, RankRole
-from whalepod.cluster.static_ranks import RankServicer, StaticRanks
+from whalepod.cluster.static_ranks import SILENT_POLLS_MAX, RankServicer, StaticRanks
 from whalepod.core.clock import SYSTEM_CLOCK
 from whalepod.core.credentials import ClusterSecret
 from whalepod.core.ids import RankId, mint_incarnation
@@ -115,3 +117,23 @@ async def test_a3_strangers_namesakes_and_other_layouts_are_refused() -> None:
     await table.stop()
     for one in everyone:
         await one.server.stop(None)
+
+
+async def test_a_table_is_settled_once_every_address_was_heard_from_or_given_up() -> None:
+    one, refuses = rank("decode-0"), rank("decode-1")
+    await one.start()
+    refuses.port = free_port()
+    silent = socket.socket()
+    silent.bind(("127.0.0.1", 0))
+    silent.listen()  # it accepts, and says nothing
+    addresses = [one.address, refuses.address, f"127.0.0.1:{silent.getsockname()[1]}"]
+    table = StaticRanks(addresses, secret=SECRET, on_change=lambda _: None)
+    await table.poll()
+    assert list(table.ranks) == ["decode-0"]
+    assert not table.settled
+    for _ in range(SILENT_POLLS_MAX - 1):
+        await table.poll()
+    assert table.settled
+    await table.stop()
+    silent.close()
+    await one.server.stop(None)
