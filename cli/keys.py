@@ -26,10 +26,14 @@ def add(
     tenant: Annotated[str, typer.Option(help="Whose prefixes, limits and bill.")],
     admin: Annotated[bool, typer.Option("--admin", help="For operators, too.")] = False,
     expires: Annotated[str | None, typer.Option(help="Its last day, as 2027-01-31.")] = None,
+    priority_min: Annotated[
+        int | None, typer.Option(help="Smallest priority of its requests; else router.priority_min.")
+    ] = None,
 ) -> None:
     """Print a new key. It cannot be shown again: the file holds its hash."""
     scopes: frozenset[Scope] = frozenset({"generate", "admin"} if admin else {"generate"})
-    typer.echo(add_api_key(file, name=name, tenant=tenant, scopes=scopes, expires=_day(expires)))
+    key = add_api_key(file, name=name, tenant=tenant, scopes=scopes, expires=_day(expires), priority_min=priority_min)
+    typer.echo(key)
 
 
 @app.command("list")

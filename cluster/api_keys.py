@@ -6,6 +6,7 @@
         sha256: 9f86d081…         # of the key, which is nowhere written down
         scopes: [generate]        # and admin: what operators do
         expires: 2027-01-31       # last day, UTC; left out: never
+        priority_min: -10         # smallest `priority` it may have; left out: router.priority_min
 
 A key is 256 random bits, so that its plain hash cannot be guessed back.
 """
@@ -39,6 +40,7 @@ class ApiKey(BaseModel):
     sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
     scopes: frozenset[Scope] = frozenset({"generate"})
     expires: date | None = None
+    priority_min: int | None = None
 
     def expired(self, unix_ms: int) -> bool:
         if self.expires is None:
@@ -78,14 +80,29 @@ def read_api_keys(path: Path) -> Mapping[str, ApiKey]:
     return {key.sha256: key for key in keys}
 
 
-def add_api_key(path: Path, *, name: str, tenant: str, scopes: frozenset[Scope], expires: date | None) -> str:
+def add_api_key(
+    path: Path,
+    *,
+    name: str,
+    tenant: str,
+    scopes: frozenset[Scope],
+    expires: date | None,
+    priority_min: int | None = None,
+) -> str:
     """The new key, which cannot be had again: only its hash is written. Raises ConfigError."""
     known = dict(read_api_keys(path)) if path.exists() else {}
     if any(key.name == name for key in known.values()):
         raise ConfigError(f"{path} has a key named {name} already: choose another name, or remove it")
     minted = mint_api_key()
     try:
-        key = ApiKey(name=name, tenant=tenant, sha256=hash_of_key(minted), scopes=scopes, expires=expires)
+        key = ApiKey(
+            name=name,
+            tenant=tenant,
+            sha256=hash_of_key(minted),
+            scopes=scopes,
+            expires=expires,
+            priority_min=priority_min,
+        )
     except ValidationError as error:
         problem = error.errors(include_url=False)[0]
         raise ConfigError(f"{problem['loc'][0]}: {problem['msg']}, not {problem['input']!r}") from None

@@ -156,6 +156,9 @@ class RouterSettings(_Section):
     tenant_concurrent_requests: int | None = Field(
         default=None, ge=1, description="requests of one tenant at a time at one router; default: no limit"
     )
+    priority_min: int | None = Field(
+        default=None, description="smallest priority of a request, unless its key has another; default: any, as it asks"
+    )
     request_timeout_seconds: float = Field(
         default=600.0, gt=0, description="deadline of a request that does not set one"
     )

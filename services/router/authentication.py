@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from whalepod.cluster.api_keys import ApiKey, Scope, hash_of_key, read_api_keys
@@ -28,11 +29,17 @@ class Authenticator:
     """For one event loop."""
 
     def __init__(
-        self, *, keys_file: Path | None = None, trust_tenant_header: bool = False, clock: Clock = SYSTEM_CLOCK
+        self,
+        *,
+        keys_file: Path | None = None,
+        trust_tenant_header: bool = False,
+        priority_min: int | None = None,
+        clock: Clock = SYSTEM_CLOCK,
     ) -> None:
-        """Raises ConfigError on a bad file of keys."""
+        """`priority_min`: of those whose key does not say. Raises ConfigError on a bad file of keys."""
         self._file = keys_file
         self._trust_tenant_header = trust_tenant_header
+        self._priority_min = priority_min
         self._clock = clock
         self._keys: Mapping[str, ApiKey] = {}
         self._version: object = None
@@ -44,7 +51,12 @@ class Authenticator:
     @classmethod
     def from_settings(cls, settings: RouterSettings, *, clock: Clock = SYSTEM_CLOCK) -> Authenticator:
         """Raises ConfigError."""
-        return cls(keys_file=settings.api_keys_file, trust_tenant_header=settings.trust_tenant_header, clock=clock)
+        return cls(
+            keys_file=settings.api_keys_file,
+            trust_tenant_header=settings.trust_tenant_header,
+            priority_min=settings.priority_min,
+            clock=clock,
+        )
 
     def principal(self, headers: Mapping[str, str], *, scope: Scope = "generate") -> Principal:
         """`headers` by lower-case name, with `-`.
@@ -53,7 +65,8 @@ class Authenticator:
         InvalidFieldError (an impossible tenant).
         """
         if self._file is None:
-            return principal_from_headers(headers, trust_tenant_header=self._trust_tenant_header)
+            anybody = principal_from_headers(headers, trust_tenant_header=self._trust_tenant_header)
+            return replace(anybody, priority_min=self._priority_min)
         self._look_again(self._file)
         key = self._keys.get(hash_of_key(_presented(headers)))
         if key is None:
@@ -62,7 +75,8 @@ class Authenticator:
             raise AuthenticationError("this API key has expired")
         if scope not in key.scopes:
             raise ForbiddenError(f"this API key is not for {scope}")
-        return Principal(key.tenant, key_name=key.name)
+        priority_min = self._priority_min if key.priority_min is None else key.priority_min
+        return Principal(key.tenant, key_name=key.name, priority_min=priority_min)
 
     def _look_again(self, file: Path) -> None:
         now_s = self._clock.monotonic_s()

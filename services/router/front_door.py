@@ -138,7 +138,8 @@ class FrontDoor:
     @asynccontextmanager
     async def admitted(self, caller: Caller, *, choices: int, priority: int = 0) -> AsyncGenerator[None, None]:
         """As of `Admission`, for so many choices."""
-        visit = Visit(choices, caller.deadline, tenant=caller.principal.tenant, priority=priority)
+        principal = caller.principal
+        visit = Visit(choices, caller.deadline, tenant=principal.tenant, priority=principal.priority(priority))
         async with AsyncExitStack() as stack:
             with span("queue", caller.traceparent):
                 await stack.enter_async_context(self.admission.admitted(visit))
@@ -185,7 +186,7 @@ class FrontDoor:
             block_hashes=hashes,
             sampling=sampling,
             fidelity=fidelity,
-            priority=priority,
+            priority=caller.principal.priority(priority),
             deadline=caller.deadline,
             # The last token is always computed, so it is never a hit.
             stored_tokens=min(stored_blocks * self.model.block_tokens, len(prompt_ids) - 1),

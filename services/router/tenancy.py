@@ -33,6 +33,12 @@ class Principal:
     """Of the API key; empty: none was needed."""
     user: str = ""
     """Whom the client answers for, by its own word; empty: it does not say."""
+    priority_min: int | None = None
+    """Smallest `priority` it may have: what asks for a smaller one goes first only as far as this. None: any."""
+
+    def priority(self, asked: int) -> int:
+        """What a request of this priority gets."""
+        return asked if self.priority_min is None else max(asked, self.priority_min)
 
     def on_behalf_of(self, user: str | None) -> Principal:
         """The same, divided further: `user` has at most USER_CHARS_MAX characters."""

@@ -112,6 +112,17 @@ async def test_a_user_shares_prefixes_with_itself_alone(
     assert len(set(salts)) == 3
 
 
+def test_the_priority_of_a_key_is_its_own_or_else_that_of_all(tmp_path: Path) -> None:
+    file = tmp_path / "keys.yaml"
+    minted = [
+        add_api_key(file, name=f"k{own}", tenant="a", scopes=frozenset({"generate"}), expires=None, priority_min=own)
+        for own in (None, -10)
+    ]
+    door = authentication.Authenticator(keys_file=file, priority_min=0)
+    asked = [door.principal({"x-api-key": key}).priority(-99) for key in minted]
+    assert asked == [0, -10]
+
+
 async def test_an_operators_pages_want_an_operators_key(locked: RouterUnderTest, keys: dict[str, str]) -> None:
     for path in ("/workers", "/health_generate"):
         assert (await locked.http.get(path)).status_code == 401

@@ -90,3 +90,14 @@ async def test_a_priority_that_is_none_is_named(router: RouterUnderTest, priorit
     response = await router.http.post("/v1/completions", json={"prompt": [401], "priority": priority})
     assert response.status_code == 400
     assert response.json()["error"]["param"] == "priority"
+
+
+@pytest.mark.parametrize(("least", "asked", "given"), [(None, -5, -5), (0, -(2**31), 0), (-3, -5, -3), (-3, 7, 7)])
+async def test_a_priority_goes_only_as_far_as_the_operator_lets_it(
+    model_dir: Path, decode: FakeDecode, least: int | None, asked: int, given: int
+) -> None:
+    async with running_router(model_dir, [decode], prefill_replicas=0, priority_min=least) as router:
+        body = {"prompt": [401], "max_tokens": 1, "priority": asked}
+        assert (await router.http.post("/v1/completions", json=body)).status_code == 200
+        (ticket,) = decode.seen.tickets
+        assert ticket.priority == given
