@@ -101,7 +101,7 @@ def check_torch(config: ClusterConfig) -> Iterator[Finding]:
     except (ImportError, OSError) as error:  # OSError: a library that it links is missing
         yield Finding(Verdict.FAILURE, "torch", f"cannot be imported: {error}", "make clean venv")
         return
-    ranks = config.prefill.replicas + config.decode.replicas
+    ranks = config.prefill.replicas + config.decode.replicas + config.vision.replicas
     threads, cores = ranks * config.engine.threads, _cores()
     yield Finding(Verdict.OK, "torch", str(torch.__version__))
     if threads > cores:
@@ -203,7 +203,7 @@ def check_ports(config: ClusterConfig) -> Iterator[Finding]:
 
 def check_memory(config: ClusterConfig) -> Iterator[Finding]:
     """Room for the processes themselves; what weights and KV need, each rank's memory plan says when it starts."""
-    ranks = config.prefill.replicas + config.decode.replicas
+    ranks = config.prefill.replicas + config.decode.replicas + config.vision.replicas
     embedded_redis_mib = 0 if config.redis_url else config.redis_memory_mib
     needed_mib = (ranks + 1) * RANK_MIB + RAY_MIB + embedded_redis_mib
     memory = machine_memory()

@@ -45,6 +45,7 @@ COMMANDS: Mapping[str, CommandEntry] = {
     "router": CommandEntry("router", "router", "Run one router: HTTP and gRPC front door, placement, streams."),
     "prefill": CommandEntry("rank", "prefill", "Run one prefill rank."),
     "decode": CommandEntry("rank", "decode", "Run one decode rank."),
+    "vision": CommandEntry("rank", "vision", "Run one vision rank."),
     "status": CommandEntry("status", "status", "Show the ranks of a running cluster."),
     "pool": CommandEntry("pool", "app", "Add ranks to a pool that serves here, take some away, replace them in turn."),
     "generate": CommandEntry("generate", "generate", "Complete a prompt, in this process or through a cluster."),

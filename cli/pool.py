@@ -22,9 +22,10 @@ app = typer.Typer(no_args_is_help=True, add_completion=False, rich_markup_mode=N
 class Pool(StrEnum):
     PREFILL = "prefill"
     DECODE = "decode"
+    VISION = "vision"
 
 
-WhichPool = Annotated[Pool, typer.Argument(metavar="POOL", help="prefill or decode.")]
+WhichPool = Annotated[Pool, typer.Argument(metavar="POOL", help="prefill, decode or vision.")]
 HttpPort = Annotated[int, typer.Option(help="The cluster: the port of its HTTP API.")]
 
 

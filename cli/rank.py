@@ -1,4 +1,4 @@
-"""`whalepod prefill` and `whalepod decode`: one rank in this process, as a pod runs it."""
+"""`whalepod prefill`, `decode` and `vision`: one rank in this process, as a pod runs it."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import uvloop
 from whalepod.cluster.config import ClusterConfig
 from whalepod.services.decode.process import run_decode_rank
 from whalepod.services.prefill.process import run_prefill_rank
+from whalepod.services.vision.process import run_vision_rank
 
 from .cluster_options import with_cluster_config
 
@@ -29,6 +30,12 @@ def prefill(config: ClusterConfig, index: Index = 0) -> None:
 def decode(config: ClusterConfig, index: Index = 0) -> None:
     """Serve as one decode rank until SIGTERM, then finish what is here and exit with 0."""
     uvloop.run(_until_signalled(lambda stop: run_decode_rank(config, index, stop=stop)))
+
+
+@with_cluster_config
+def vision(config: ClusterConfig, index: Index = 0) -> None:
+    """Serve as one vision rank until SIGTERM, then finish what is here and exit with 0."""
+    uvloop.run(_until_signalled(lambda stop: run_vision_rank(config, index, stop=stop)))
 
 
 async def _until_signalled(serve: Callable[[asyncio.Event], Awaitable[None]]) -> None:

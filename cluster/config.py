@@ -86,6 +86,24 @@ class DecodeSettings(_Section):
     )
 
 
+class VisionSettings(_Section):
+    """The vision pool. Without one, the ranks that compute a prompt encode its images themselves."""
+
+    replicas: int = Field(default=0, ge=0, description="vision ranks; 0: prefill and decode ranks encode images")
+    port: Port = Field(default=8300, description="gRPC port of vision rank 0; rank i listens i above it")
+    cpus: float = Field(default=1.0, gt=0, description="CPUs that Ray reserves for one rank")
+    gpus: float = Field(
+        default=0, ge=0, description="GPUs that Ray reserves for one rank, which then sees no others; 0: it sees all"
+    )
+    batch_patches: int = Field(default=16384, ge=1, description="patches of images that are encoded together, at most")
+    queue_images: int = Field(default=256, ge=1, description="images that may wait at one rank; more are refused")
+    cache_rows: int = Field(default=65536, ge=0, description="rows of encoded images that one rank holds")
+    store_seconds: float = Field(default=3600.0, gt=0, description="how long encoded images are kept in the store")
+    timeout_seconds: float = Field(
+        default=30.0, gt=0, description="how long one vision rank may take for an image before another is asked"
+    )
+
+
 class EngineSettings(_Section):
     """What all ranks have in common. Ranks that disagree on `block_tokens` cannot share state."""
 
@@ -137,6 +155,9 @@ class RouterSettings(_Section):
     )
     decode: tuple[str, ...] = Field(
         default=(), description="addresses of decode ranks, host:port; default: those in the registry"
+    )
+    vision: tuple[str, ...] = Field(
+        default=(), description="addresses of vision ranks, host:port; default: those in the registry"
     )
     remote_prefill: Literal["auto", "always", "never"] = Field(
         default="auto", description="when a prefill rank runs the prompt"
@@ -283,6 +304,7 @@ class ClusterConfig(_Section):
     fault_injection: bool = Field(default=False, description="FOR STAGING ONLY: ranks take orders of `whalepod fault`")
     prefill: PrefillSettings = PrefillSettings()
     decode: DecodeSettings = DecodeSettings()
+    vision: VisionSettings = VisionSettings()
     engine: EngineSettings = EngineSettings()
     dspark: DsparkSettings = DsparkSettings()
     fidelity: FidelitySettings = FidelitySettings()
@@ -314,6 +336,15 @@ class ClusterConfig(_Section):
     @property
     def prefill_role(self) -> RankRole:
         return RankRole.PREFILL_FULL if self.prefill.role == "full" else RankRole.PREFILL_ENCODER
+
+    def pool(self, name: str) -> PrefillSettings | DecodeSettings | VisionSettings:
+        """Of one of the pools `prefill`, `decode` and `vision`."""
+        return {"prefill": self.prefill, "decode": self.decode, "vision": self.vision}[name]
+
+    @property
+    def encodes_inline(self) -> bool:
+        """Whether ranks that compute prompts encode their images."""
+        return self.vision.replicas == 0
 
     @property
     def public_url(self) -> str:
@@ -376,7 +407,7 @@ class ClusterConfig(_Section):
         ports = {"http_port": self.router.http_port, "grpc_port": self.router.grpc_port}
         if self.router.admin_port is not None:
             ports["admin_port"] = self.router.admin_port
-        for name, pool in (("prefill", self.prefill), ("decode", self.decode)):
+        for name, pool in (("prefill", self.prefill), ("decode", self.decode), ("vision", self.vision)):
             for index in range(pool.replicas):
                 ports[f"{name}.port + {index}"] = pool.port + index
                 ports[f"{name}.port + {index} + {METRICS_PORT_OFFSET} (metrics)"] = (

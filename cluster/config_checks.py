@@ -21,6 +21,8 @@ def contradictions(config: ClusterConfig) -> Iterator[str]:
         yield "router.remote_prefill is always, but prefill.replicas is 0"
     if router.prefill and not router.decode:
         yield "router.prefill is set without router.decode: addresses are given for both, or for decode alone"
+    if router.vision and not router.decode:
+        yield "router.vision is set without router.decode: addresses are given for both, or for decode alone"
     if router.api_keys_file is not None and router.trust_tenant_header:
         yield "router.api_keys_file and router.trust_tenant_header are both set: a key says whose tenant it is"
     if router.queue_timeout_seconds > router.request_timeout_seconds:
@@ -42,6 +44,8 @@ def contradictions(config: ClusterConfig) -> Iterator[str]:
             yield f"{name}.replicas is {pool.replicas}, which eplb.nodes ({config.eplb.nodes}) does not divide"
         if pool.redundant_experts and not pool.expert_parallel:
             yield f"{name}.redundant_experts is {pool.redundant_experts}, but {name}.expert_parallel is off"
+    if config.vision.gpus and config.engine.device != "cuda":
+        yield f"vision.gpus is {config.vision.gpus:g}, but engine.device is {config.engine.device}: set it to cuda"
 
 
 def _gpu_contradictions(name: str, pool: PrefillSettings | DecodeSettings, *, device: str) -> Iterator[str]:

@@ -34,7 +34,8 @@ def with_free_ports(config: ClusterConfig, *, search_from: int = SEARCH_FROM) ->
     redis_port = next(runs)
     prefill = config.prefill.model_copy(update={"port": _consecutive(runs, config.prefill.replicas)})
     decode = config.decode.model_copy(update={"port": _consecutive(runs, config.decode.replicas)})
-    ports = {"router": router, "redis_port": redis_port, "prefill": prefill, "decode": decode}
+    vision = config.vision.model_copy(update={"port": _consecutive(runs, config.vision.replicas)})
+    ports = {"router": router, "redis_port": redis_port, "prefill": prefill, "decode": decode, "vision": vision}
     return ClusterConfig.model_validate(config.model_copy(update=ports))
 
 

@@ -20,7 +20,7 @@ from whalepod.core.clock import Deadline
 from whalepod.core.errors import ConfigError, ServingError, UnavailableError
 from whalepod.core.ids import RankId
 
-from .config import ClusterConfig
+from .config import ClusterConfig, VisionSettings
 from .pools import RankPlace
 
 if TYPE_CHECKING:
@@ -150,13 +150,15 @@ async def ask_pool_control(run_dir: Path, request: dict[str, object]) -> AsyncIt
 
 
 def _replicas(config: ClusterConfig, pool: str) -> int:
-    return (config.prefill if pool == "prefill" else config.decode).replicas
+    return config.pool(pool).replicas
 
 
 def _scaled(config: ClusterConfig, pool: str, replicas: int) -> ClusterConfig:
     """Raises ConfigError."""
-    settings = config.prefill if pool == "prefill" else config.decode
-    if settings.expert_parallel and replicas != settings.replicas:
+    settings = config.pool(pool)
+    if isinstance(settings, VisionSettings) and (replicas == 0) != (settings.replicas == 0):
+        raise ConfigError("whether there are vision ranks is set at start: the others encode images if there are none")
+    if not isinstance(settings, VisionSettings) and settings.expert_parallel and replicas != settings.replicas:
         raise ConfigError(f"{pool} shares its experts over {settings.replicas} ranks: their number is set at start")
     values = config.model_dump()
     values[pool]["replicas"] = replicas

@@ -19,7 +19,7 @@ from typing import Any
 from whalepod.core.ids import RankId
 from whalepod.core.logs import configure_logging
 
-from .config import ClusterConfig, DecodeSettings, PrefillSettings
+from .config import ClusterConfig
 from .worker_signals import calling_on_sigterm
 
 log = logging.getLogger(__name__)
@@ -27,6 +27,7 @@ log = logging.getLogger(__name__)
 RANK_ENTRY_POINTS: Mapping[str, tuple[str, str]] = {
     "prefill": ("whalepod.services.prefill.process", "run_prefill_rank"),
     "decode": ("whalepod.services.decode.process", "run_decode_rank"),
+    "vision": ("whalepod.services.vision.process", "run_vision_rank"),
 }
 """Services are started by name: the cluster knows their commands, not their code."""
 
@@ -46,8 +47,8 @@ class RankPlace:
 
 
 def rank_places(config: ClusterConfig) -> Iterator[RankPlace]:
-    for pool, replicas in (("prefill", config.prefill.replicas), ("decode", config.decode.replicas)):
-        for index in range(replicas):
+    for pool in RANK_ENTRY_POINTS:
+        for index in range(config.pool(pool).replicas):
             yield RankPlace(pool, index)
 
 
@@ -147,7 +148,7 @@ class RankPools:
         cpus, gpus = wanted["CPU"], wanted.get("GPU", 0)
         actor_class: Any = ray.remote(RankActor)
         options: dict[str, Any] = {"num_cpus": cpus if config.ray.address is not None else 0, "num_gpus": gpus}
-        if place.index < _settings_of(self._config, place.pool).replicas:
+        if place.index < self._config.pool(place.pool).replicas:
             group = self._groups[place.pool]
             strategy = PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=place.index)
             options = {"num_cpus": cpus, "num_gpus": gpus, "scheduling_strategy": strategy}
@@ -194,12 +195,8 @@ class RankPools:
 
 def bundle(config: ClusterConfig, pool: str) -> dict[str, float]:
     """What Ray reserves for one rank. With GPUs, it also names them to the rank's process, which sees no others."""
-    settings = _settings_of(config, pool)
+    settings = config.pool(pool)
     return {"CPU": settings.cpus} | ({"GPU": settings.gpus} if settings.gpus else {})
-
-
-def _settings_of(config: ClusterConfig, pool: str) -> PrefillSettings | DecodeSettings:
-    return config.prefill if pool == "prefill" else config.decode
 
 
 def _wait(references: list[Any], *, timeout_s: float) -> tuple[list[Any], list[Any]]:

@@ -44,11 +44,13 @@ from .grpc_options import server_options
 from .machine_memory import machine_memory
 from .rank_group import RankGroup, seat_of
 from .rank_metrics import LoadCollector, count_events, count_work
+from .rank_spans import RankSpans, SpanOptions
 from .registrar import Registrar
 from .registration import RankInfo, RankRole
 from .static_ranks import RankServicer
 from .store_connection import RankStore, connect_rank_store
 from .tracing import configure_tracing
+from .vision_orders import VisionCaller
 
 log = logging.getLogger(__name__)
 
@@ -80,8 +82,8 @@ class RankIdentity:
 
 def rank_identity(config: ClusterConfig, role: RankRole, index: int) -> RankIdentity:
     """Rank `index` (from 0) of the pool of `role`. Its port is `index` above the pool's."""
-    pool = "prefill" if role.is_prefill else "decode"
-    port = (config.prefill if role.is_prefill else config.decode).port + index
+    pool = "prefill" if role.is_prefill else role.value
+    port = config.pool(pool).port + index
     return RankIdentity(
         rank_id=RankId(f"{pool}-{index}"),
         index=index,
@@ -179,6 +181,7 @@ class RankProcess:
         self._faults = FaultSwitch(clock=clock) if config.fault_injection else None
         self._model: RankModel | None = None
         self._engine: EngineRank | None = None
+        self._spans: RankSpans | None = None
         self._store: RankStore | None = None
         self._service: RankService | None = None
         self._registrar: Registrar | None = None
@@ -187,7 +190,7 @@ class RankProcess:
 
     async def start(self, make_service: Callable[[RankContext], RankService]) -> None:
         """Ports first: a taken port should cost no loading of weights."""
-        await self._bind()
+        await bind_rank(self._server, self._identity, clock=self._clock)
         if self._seat is not None:
             self._group = RankGroup(
                 self._config,
@@ -269,6 +272,8 @@ class RankProcess:
         if self._engine is not None:
             await asyncio.to_thread(self._engine.stop)
             await asyncio.sleep(0)  # what the engine reported last is on its way to the event loop
+        if self._spans is not None:
+            self._spans.close()
         await self._server.stop(SERVER_GRACE_S)
         if self._metrics is not None:
             server, collector = self._metrics
@@ -299,20 +304,6 @@ class RankProcess:
             draining=self._draining,
         )
 
-    async def _bind(self) -> None:
-        """A rank that is started again may meet its predecessor's port for a moment."""
-        address = join_address(self._identity.host, self._identity.port)
-        patience = Deadline.after(BIND_PATIENCE_S, self._clock)
-        while True:
-            try:
-                self._server.add_insecure_port(address)
-                return
-            except RuntimeError:
-                if patience.expired:
-                    name, pool = self._identity.rank_id, self._identity.pool
-                    raise ConfigError(f"{name} cannot listen on {address} ({pool}.port): is it in use?") from None
-            await asyncio.sleep(BIND_PAUSE_S)
-
     def _load_engine(self) -> EngineRank:
         """Blocks while weights are read."""
         config, identity = self._config, self._identity
@@ -341,6 +332,7 @@ class RankProcess:
             faults=self._faults,
             clock=self._clock,
         )
+        self._spans = self._open_spans(self._model)
         self._engine = EngineRank(
             self._model,
             rank_options(config, identity.role, self._model.config),
@@ -348,10 +340,21 @@ class RankProcess:
             on_step=self._on_step,
             on_failure=self._on_failure,
             on_work=count_work,
-            spans=inline_spans(config.model_dir, self._model),
+            spans=self._spans,
             clock=self._clock,
         )
         return self._engine
+
+    def _open_spans(self, model: RankModel) -> RankSpans | None:
+        """The way to images' rows; None: the model sees none."""
+        if model.config.vision_config is None:
+            return None
+        config = self._config
+        inline = inline_spans(config.model_dir, model) if config.encodes_inline else None
+        caller = VisionCaller(self._identity.model_name, model.namespace, self._secret, self._clock)
+        options = SpanOptions(store_s=config.vision.store_seconds, timeout_s=config.vision.timeout_seconds)
+        assert self._store is not None
+        return RankSpans(model, options, caller=caller, store=self._store.client, inline=inline)
 
     def _check_memory(self, shape: RankShape) -> None:
         """Raises ConfigError before a weight is read, if they and the caches would not fit."""
@@ -391,16 +394,34 @@ class RankProcess:
             await self._health.set(name, status)
 
     def _serve_metrics(self, engine: EngineRank) -> None:
-        port = self._identity.metrics_port
-        try:
-            server, _ = start_http_server(port, addr=self._identity.host)
-        except OSError as error:
-            raise ConfigError(
-                f"the metrics of {self._identity.rank_id} cannot listen on port {port}: {error}"
-            ) from None
+        server = serve_rank_metrics(self._identity)
         collector = LoadCollector(engine.load)
         REGISTRY.register(collector)
         self._metrics = (server, collector)
+
+
+async def bind_rank(server: grpc.aio.Server, identity: RankIdentity, *, clock: Clock) -> None:
+    """A rank that is started again may meet its predecessor's port for a moment. Raises ConfigError."""
+    address = join_address(identity.host, identity.port)
+    patience = Deadline.after(BIND_PATIENCE_S, clock)
+    while True:
+        try:
+            server.add_insecure_port(address)
+            return
+        except RuntimeError:
+            if patience.expired:
+                name, pool = identity.rank_id, identity.pool
+                raise ConfigError(f"{name} cannot listen on {address} ({pool}.port): is it in use?") from None
+        await asyncio.sleep(BIND_PAUSE_S)
+
+
+def serve_rank_metrics(identity: RankIdentity) -> WSGIServer:
+    """Raises ConfigError if the port is taken."""
+    port = identity.metrics_port
+    try:
+        return start_http_server(port, addr=identity.host)[0]
+    except OSError as error:
+        raise ConfigError(f"the metrics of {identity.rank_id} cannot listen on port {port}: {error}") from None
 
 
 def rank_options(config: ClusterConfig, role: RankRole, model: ModelConfig) -> RankOptions:

@@ -45,7 +45,7 @@ def start_ray(config: ClusterConfig, *, temp_dir: Path, namespace: str) -> None:
     if config.ray.address is not None:
         ray.init(address=config.ray.address, namespace=namespace, logging_level=logging.ERROR, runtime_env=runtime_env)
         return
-    cpus = config.prefill.replicas * config.prefill.cpus + config.decode.replicas * config.decode.cpus
+    cpus = sum(pool.replicas * pool.cpus for pool in (config.prefill, config.decode, config.vision))
     ray.init(
         address="local",
         num_cpus=max(os.cpu_count() or 1, int(-(-cpus // 1))),

@@ -24,6 +24,8 @@ class Purpose(Enum):
     DIRECT_KEY = b"whalepod direct key v1"
     """Derives the key by which ranks that exchange values know each other."""
     FAULT = b"whalepod fault v1"
+    IMAGE = b"whalepod image v1"
+    """What vision ranks are asked to encode."""
 
 
 @dataclass(frozen=True, slots=True)

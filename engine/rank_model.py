@@ -95,24 +95,17 @@ class RankModel:
         )
         reading.finish()
         tokenizer = Tokenizer.from_dir(model_dir)
-        namespace = namespace_of(
-            boundaries,
-            formats,
-            weights=weights_fingerprint(model_dir),
-            tokenizer=tokenizer.fingerprint,
-            numerics=numerics_name(network),
+        identity = StateIdentity.of(
+            model_dir, boundaries, formats, tokenizer, dtype=network.dtype, device=network.device
         )
         return cls(
             network=network,
             formats=formats,
             boundaries=boundaries,
-            namespace=namespace.id,
-            weights=namespace.weights_fingerprint.hex(),
-            layout=(
-                f"weights {namespace.weights_fingerprint.hex()[:12]}, blocks of {boundaries.block_tokens} tokens, "
-                f"window {config.window}, {config.kept_rows} kept rows, {formats.name} caches, {namespace.numerics}"
-            ),
-            block_layout=block_layout(_allocate(config, formats, boundaries, blocks=1, slots=1)),
+            namespace=identity.namespace,
+            weights=identity.weights,
+            layout=identity.layout,
+            block_layout=identity.block_layout,
             tokenizer=tokenizer,
             experts=experts,
         )
@@ -146,6 +139,47 @@ class RankModel:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class StateIdentity:
+    """What processes that exchange state agree on; known without loading a network."""
+
+    namespace: bytes
+    weights: str
+    layout: str
+    block_layout: BlockLayout
+
+    @classmethod
+    def of(
+        cls,
+        model_dir: Path | str,
+        boundaries: Boundaries,
+        formats: CacheFormats,
+        tokenizer: Tokenizer,
+        *,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> Self:
+        """Of ranks that calculate in `dtype` on a device of this kind. Raises CheckpointError."""
+        config = boundaries.config
+        namespace = namespace_of(
+            boundaries,
+            formats,
+            weights=weights_fingerprint(model_dir),
+            tokenizer=tokenizer.fingerprint,
+            numerics=numerics_name(device, dtype),
+        )
+        weights = namespace.weights_fingerprint.hex()
+        return cls(
+            namespace=namespace.id,
+            weights=weights,
+            layout=(
+                f"weights {weights[:12]}, blocks of {boundaries.block_tokens} tokens, "
+                f"window {config.window}, {config.kept_rows} kept rows, {formats.name} caches, {namespace.numerics}"
+            ),
+            block_layout=block_layout(_allocate(config, formats, boundaries, blocks=1, slots=1)),
+        )
+
+
 def usable_device(name: str) -> torch.device:
     """Raises ConfigError if there is no such device here."""
     try:
@@ -161,12 +195,12 @@ def usable_device(name: str) -> torch.device:
     return device
 
 
-def numerics_name(network: Network) -> str:
+def numerics_name(device: torch.device, dtype: torch.dtype) -> str:
     """How a rank calculates: ranks that do so alike write the same state."""
-    dtype = str(network.dtype).removeprefix("torch.")
-    if network.device.type == "cpu":
-        return f"cpu reference, {dtype}"
-    return f"{torch.cuda.get_device_name(network.device)}, {dtype}"
+    name = str(dtype).removeprefix("torch.")
+    if device.type == "cpu":
+        return f"cpu reference, {name}"
+    return f"{torch.cuda.get_device_name(device)}, {name}"
 
 
 def namespace_of(

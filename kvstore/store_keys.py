@@ -26,6 +26,11 @@ def handoff_snapshot_key(request_id: RequestId, attempt: int) -> bytes:
     return b"h:{" + request_id.hex().encode() + b"-%d}:t" % attempt
 
 
+def span_key(content_hash: bytes) -> bytes:
+    """Name of an image's rows. Whose weights made them, the value's namespace says."""
+    return b"e:{" + content_hash[:8].hex().encode() + b"}:" + content_hash
+
+
 def owner_tag(tenant: str) -> int:
     """64 bits that stand for a tenant in the headers of its blocks: who pays for them, and what a purge removes."""
     return int.from_bytes(hashlib.sha256(b"whalepod owner" + tenant.encode()).digest()[:8], "little") or 1

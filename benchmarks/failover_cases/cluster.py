@@ -37,7 +37,7 @@ class RunningCluster:
         if name == "redis":
             return self.config.redis_port
         pool, index = name.rsplit("-", 1)
-        return (self.config.prefill if pool == "prefill" else self.config.decode).port + int(index)
+        return self.config.pool(pool).port + int(index)
 
     def pid_of(self, name: str) -> int | None:
         for process in psutil.Process(self.process.pid).children(recursive=True):
@@ -77,9 +77,10 @@ class RunningCluster:
 
 
 @contextmanager
-def running_cluster(directory: Path, *, prefill: int, decode: int) -> Generator[RunningCluster]:
+def running_cluster(directory: Path, *, prefill: int, decode: int, vision: int = 0) -> Generator[RunningCluster]:
     """`whalepod serve` with so many ranks and the model that ships; ended with the block."""
-    config = ClusterConfig.model_validate({"prefill": {"replicas": prefill}, "decode": {"replicas": decode}})
+    pools = {"prefill": prefill, "decode": decode, "vision": vision}
+    config = ClusterConfig.model_validate({name: {"replicas": replicas} for name, replicas in pools.items()})
     config = with_free_ports(config, search_from=24_000)
     router = config.router
     flags = {
@@ -90,6 +91,9 @@ def running_cluster(directory: Path, *, prefill: int, decode: int) -> Generator[
         "--prefill-cpus": 0.1,
         "--decode-cpus": 0.1,
         "--decode-slots": 32,
+        "--vision-replicas": vision,
+        "--vision-port": config.vision.port,
+        "--vision-cpus": 0.1,
         "--http-port": router.http_port,
         "--grpc-port": router.grpc_port,
         "--redis-port": config.redis_port,

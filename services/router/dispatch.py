@@ -8,17 +8,19 @@ dropped. A rank that is full has not failed: when all are, the request waits.
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from itertools import count
 
 from whalepod.cluster.error_codes import kind_of_error
+from whalepod.cluster.registration import RankInfo
 from whalepod.core.clock import SYSTEM_CLOCK, Clock, Deadline
 from whalepod.core.credentials import ClusterSecret
 from whalepod.core.errors import CapacityError, UnavailableError
 from whalepod.core.ids import RankId
 from whalepod.core.tracing import start_span
+from whalepod.model.config import ModelConfig
 
 from .attempt import Attempt, Legs, PrefillLostError
 from .decode_stream import DecodeStreams
@@ -27,6 +29,7 @@ from .placer import Placer
 from .prefill_client import PrefillClient
 from .rank_table import RankTable
 from .router_metrics import FAILOVER_SECONDS, FAILOVERS, RETRIES
+from .vision_ahead import VisionAhead, images_to_compute
 
 log = logging.getLogger(__name__)
 
@@ -125,7 +128,9 @@ class Dispatcher:
         streams: DecodeStreams,
         prefills: PrefillClient,
         placer: Placer,
+        vision: VisionAhead,
         *,
+        model: ModelConfig,
         options: DispatchOptions,
         secret: ClusterSecret,
         clock: Clock = SYSTEM_CLOCK,
@@ -134,6 +139,8 @@ class Dispatcher:
         self._streams = streams
         self._prefills = prefills
         self._placer = placer
+        self._vision = vision
+        self._model = model
         self._options = options
         self._secret = secret
         self._clock = clock
@@ -192,8 +199,16 @@ class Dispatcher:
             setbacks.avoid.clear()
 
     def _attempt(self, job: Job, number: int, legs: Legs) -> AsyncGenerator[Progress, None]:
+        vision = self._table.vision_ranks() if job.images else ()
+        self._encode_ahead(job, vision)
         ticket = sign_job(
-            job, attempt=number, decode=legs.decode, prefill=legs.prefill, secret=self._secret, clock=self._clock
+            job,
+            attempt=number,
+            decode=legs.decode,
+            prefill=legs.prefill,
+            vision=vision,
+            secret=self._secret,
+            clock=self._clock,
         )
         return Attempt(
             job,
@@ -203,3 +218,15 @@ class Dispatcher:
             stream=self._streams.stream_to(legs.decode),
             prefills=self._prefills,
         ).run()
+
+    def _encode_ahead(self, job: Job, ranks: Sequence[RankInfo]) -> None:
+        if not ranks:
+            return
+        images = images_to_compute(
+            job.images,
+            stored_tokens=job.stored_tokens,
+            prompt_tokens=job.tokens,
+            kept_rows=self._model.kept_rows,
+            window=self._model.window,
+        )
+        self._vision.begin(images, ranks, deadline=job.deadline, traceparent=job.traceparent)

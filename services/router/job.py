@@ -104,9 +104,16 @@ Progress = Scores | Burst | Ending
 
 
 def sign_job(
-    job: Job, *, attempt: int, decode: RankInfo, prefill: RankInfo | None, secret: ClusterSecret, clock: Clock
+    job: Job,
+    *,
+    attempt: int,
+    decode: RankInfo,
+    prefill: RankInfo | None,
+    vision: Sequence[RankInfo] = (),
+    secret: ClusterSecret,
+    clock: Clock,
 ) -> common_pb2.SignedTicket:
-    """The ticket of one attempt. It is good for as long as the request may run."""
+    """The ticket of one attempt. It is good for as long as the request may run. `vision`: who encodes images."""
     now_ms = clock.unix_ms()
     deadline_unix_ms = now_ms + int(1000 * job.deadline.remaining_s())
     ticket = common_pb2.Ticket(
@@ -130,6 +137,7 @@ def sign_job(
         branch=job.branch,
         branch_of=job.branch_of,
         images=map(image_to_proto, job.images),
+        vision_ranks=[rank.address for rank in vision] if job.images else (),
         signed_unix_ms=now_ms,
     )
     return sign_ticket(ticket, secret)

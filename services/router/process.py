@@ -58,7 +58,7 @@ class RouterProcess:
 
     def __init__(self, config: ClusterConfig, *, clock: Clock) -> None:
         self._config = config
-        addresses = (*config.router.prefill, *config.router.decode)
+        addresses = (*config.router.prefill, *config.router.decode, *config.router.vision)
         self._watcher = RegistryWatcher(
             redis_url=config.redis_url_or_embedded,
             secret=config.cluster_secret(),

@@ -126,6 +126,10 @@ class RankTable:
         """Decode ranks that take new work."""
         return [info for info in self.ranks.values() if info.role is RankRole.DECODE and not info.draining]
 
+    def vision_ranks(self) -> list[RankInfo]:
+        """Vision ranks that take new work."""
+        return [info for info in self.ranks.values() if info.role is RankRole.VISION and not info.draining]
+
     def room(self) -> int | None:
         """Requests that the decode ranks take at a time from this router, beside those of others; at least one each, so
         that a router that comes last gets its turn. None: there is no rank, and whoever comes shall hear it soon."""

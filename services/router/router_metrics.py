@@ -42,6 +42,11 @@ IMAGE_PREPARE_SECONDS = Histogram(
     "Fetching a request's images and making them ready for the model.",
     buckets=_REQUEST,
 )
+VISION_AHEAD = Counter(
+    "whalepod_router_images_ahead",
+    "Images that vision ranks were asked to encode before a rank needs them: encoded, known, failed.",
+    ["outcome"],
+)
 LOOKUP_SECONDS = Histogram("whalepod_router_lookup_seconds", "Asking the store for the longest prefix.", buckets=_FAST)
 PLACEMENT_SECONDS = Histogram("whalepod_router_placement_seconds", "Choosing ranks.", buckets=_FAST)
 PREDICTED_HIT_TOKENS = Counter("whalepod_router_predicted_hit_tokens", "Stored tokens the lookup saw.")

@@ -33,6 +33,7 @@ from .prefix_lookup import PrefixLookup
 from .rank_table import RankDirectory, RankTable
 from .shared_prefixes import SharedPrefixes
 from .tenant_limits import Limits, TenantLimits
+from .vision_ahead import VisionAhead
 
 
 class RouterParts:
@@ -55,6 +56,7 @@ class RouterParts:
         self._table = RankTable(directory, meter=meter, clock=clock)
         self._streams = DecodeStreams(on_load=self._table.note_load, on_lost=self._table.report_lost, clock=clock)
         self._prefills = PrefillClient(on_load=self._table.note_load, on_lost=self._table.report_lost)
+        self._vision = VisionAhead(secret=secret, on_lost=self._table.report_lost, clock=clock)
         self._lookup = PrefixLookup(connect_store, clock=clock)
         self._tidying: set[asyncio.Task[None]] = set()
         block_tokens = config.engine.block_tokens or model_config.block_tokens
@@ -81,6 +83,8 @@ class RouterParts:
             self._streams,
             self._prefills,
             placer,
+            self._vision,
+            model=model_config,
             options=DispatchOptions(retry_max=router.retry_max, room_wait_s=router.queue_timeout_seconds),
             secret=secret,
             clock=clock,
@@ -104,9 +108,10 @@ class RouterParts:
         self._admission.room_changed()
         self._streams.give_up_gone(self._table.ranks)
         keep = {link_key(rank) for rank in self._table.ranks.values()}
-        task = asyncio.ensure_future(self._prefills.close_idle_links(keep=keep))
-        self._tidying.add(task)
-        task.add_done_callback(self._tidying.discard)
+        for links in (self._prefills, self._vision):
+            task = asyncio.ensure_future(links.close_idle_links(keep=keep))
+            self._tidying.add(task)
+            task.add_done_callback(self._tidying.discard)
 
     async def _stored_blocks(self, job: Job) -> int:
         namespace = next((rank.namespace for rank in self._table.ranks.values()), None)
@@ -118,6 +123,7 @@ class RouterParts:
     async def close(self) -> None:
         await self._streams.close()
         await self._prefills.close()
+        await self._vision.close()
         await asyncio.gather(*self._tidying, return_exceptions=True)
         await asyncio.to_thread(self._lookup.close)
 

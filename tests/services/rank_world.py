@@ -33,6 +33,7 @@ from whalepod.rpc.decode.v1 import decode_pb2, decode_pb2_grpc
 from whalepod.rpc.prefill.v1 import prefill_pb2, prefill_pb2_grpc
 from whalepod.services.decode.process import run_decode_rank
 from whalepod.services.prefill.process import run_prefill_rank
+from whalepod.services.vision.process import run_vision_rank
 
 CHECKPOINT = Path(__file__).parents[1] / "golden" / "tiny_a" / "ckpt_f32"
 """W = 16, K = 28, B = 16, R0 = 2."""
@@ -54,12 +55,16 @@ def world_config(redis_port: int, **sections: dict[str, object]) -> ClusterConfi
 
 
 @asynccontextmanager
-async def running_rank(config: ClusterConfig, pool: str) -> AsyncGenerator[RunningRank]:
-    """Rank 0 of `pool`, until the block ends or `stop` is called."""
-    run: Callable[..., Awaitable[None]] = {"prefill": run_prefill_rank, "decode": run_decode_rank}[pool]
+async def running_rank(config: ClusterConfig, pool: str, *, index: int = 0) -> AsyncGenerator[RunningRank]:
+    """Rank `index` of `pool`, until the block ends or `stop` is called."""
+    run: Callable[..., Awaitable[None]] = {
+        "prefill": run_prefill_rank,
+        "decode": run_decode_rank,
+        "vision": run_vision_rank,
+    }[pool]
     ready: asyncio.Future[RankInfo] = asyncio.get_running_loop().create_future()
     stop = asyncio.Event()
-    task = asyncio.ensure_future(run(config, 0, stop=stop, on_ready=ready.set_result))
+    task = asyncio.ensure_future(run(config, index, stop=stop, on_ready=ready.set_result))
     await asyncio.wait((task, ready), return_when=asyncio.FIRST_COMPLETED)
     if task.done():
         ready.cancel()

@@ -20,6 +20,7 @@ from whalepod.cluster.registration import RankInfo, RankRole
 from whalepod.cluster.static_ranks import RankServicer
 from whalepod.cluster.step_message import encode_step
 from whalepod.cluster.tickets import engine_request_from_ticket, verify_ticket_or_raise
+from whalepod.cluster.vision_orders import VisionCaller
 from whalepod.cluster.wire import handoff_from_proto, handoff_to_proto
 from whalepod.core.clock import SYSTEM_CLOCK
 from whalepod.core.credentials import ClusterSecret
@@ -42,6 +43,7 @@ from whalepod.engine.noise import branch_key
 from whalepod.rpc.common.v1 import common_pb2
 from whalepod.rpc.decode.v1 import decode_pb2, decode_pb2_grpc
 from whalepod.rpc.prefill.v1 import prefill_pb2, prefill_pb2_grpc
+from whalepod.rpc.vision.v1 import vision_pb2, vision_pb2_grpc
 
 NAMESPACE = b"fake ranks here!"
 SECRET = ClusterSecret(b"the secret of the router's tests")
@@ -375,3 +377,24 @@ def _open_ticket(signed: common_pb2.SignedTicket, rank_id: RankId, work: Work, s
 
 def _say(out: asyncio.Queue[bytes | None], *events: StepEvent) -> None:
     out.put_nowait(encode_step(events, RankLoad(slots_total=8)))
+
+
+class FakeVision(vision_pb2_grpc.VisionServiceServicer):
+    """A vision rank that is told of images and answers nothing of use."""
+
+    def __init__(self, rank_id: str = "vision-0") -> None:
+        self.orders: list[vision_pb2.EncodeOrder] = []
+        self.hang = False
+        self.server = FakeServer(rank_id, RankRole.VISION, self._register)
+
+    def _register(self, server: grpc.aio.Server) -> None:
+        vision_pb2_grpc.add_VisionServiceServicer_to_server(self, server)
+
+    async def Encode(
+        self, request: vision_pb2.EncodeRequest, context: grpc.aio.ServicerContext[object, object]
+    ) -> vision_pb2.EncodeResponse:
+        del context
+        self.orders.append(VisionCaller("whale", NAMESPACE, SECRET, SYSTEM_CLOCK).verified(request))
+        if self.hang:
+            await asyncio.Event().wait()
+        return vision_pb2.EncodeResponse(tokens=3, encoded=True)

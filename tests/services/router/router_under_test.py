@@ -16,7 +16,7 @@ from typing import Any
 import httpx
 from starlette.types import ASGIApp
 
-from tests.services.router.fake_ranks import SECRET, FakeDecode, FakePrefill
+from tests.services.router.fake_ranks import SECRET, FakeDecode, FakePrefill, FakeVision
 from whalepod.cluster.config import ClusterConfig
 from whalepod.cluster.registration import RankInfo
 from whalepod.cluster.tls import ServerTls
@@ -33,7 +33,7 @@ from whalepod.services.router.readiness import Readiness
 from whalepod.services.router.router_parts import RouterParts, load_language
 from whalepod.services.router.usage_log import UsageLog
 
-FakeRank = FakeDecode | FakePrefill
+FakeRank = FakeDecode | FakePrefill | FakeVision
 
 
 def write_model_files(directory: Path) -> Path:
@@ -200,6 +200,7 @@ async def failure_of(router: RouterUnderTest, prompt: Sequence[int], **body: Any
 async def check_nothing_is_left(router: RouterUnderTest, *ranks: FakeRank) -> None:
     """Within a second no rank works for anybody and the router holds nothing."""
     for rank in ranks:
+        assert not isinstance(rank, FakeVision)
         idle = (lambda r=rank: not r.live) if isinstance(rank, FakeDecode) else (lambda r=rank: r.running == 0)
         await until(idle, timeout_s=1.0)
     assert router.front.admission.running == 0

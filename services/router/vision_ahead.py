@@ -1,0 +1,90 @@
+"""Images that a rank is about to need are encoded while their text is on its way: the vision rank that it will ask has
+begun by then, and both calls are one piece of work there."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Collection, Sequence
+from typing import Any
+
+import grpc
+
+from whalepod.cluster.error_codes import error_from_rpc
+from whalepod.cluster.grpc_options import channel_options
+from whalepod.cluster.registration import RankInfo
+from whalepod.cluster.vision_orders import VisionCaller, by_affinity
+from whalepod.core.clock import Clock, Deadline
+from whalepod.core.credentials import ClusterSecret
+from whalepod.core.errors import WorkerLostError
+from whalepod.core.tasks import cancel_and_wait
+from whalepod.engine.images import RequestImage
+from whalepod.rpc.vision.v1 import vision_pb2_grpc
+
+from .prefill_client import LinkKey, link_key
+from .router_metrics import VISION_AHEAD
+
+log = logging.getLogger(__name__)
+
+
+class VisionAhead:
+    """For one event loop. Nothing waits for it, and nothing depends on it: a rank asks for what it needs."""
+
+    def __init__(self, *, secret: ClusterSecret, on_lost: Callable[[RankInfo], None], clock: Clock) -> None:
+        self._secret = secret
+        self._on_lost = on_lost
+        self._clock = clock
+        self._channels: dict[LinkKey, grpc.aio.Channel] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def begin(
+        self, images: Sequence[RequestImage], ranks: Sequence[RankInfo], *, deadline: Deadline, traceparent: str
+    ) -> None:
+        """Ask for each image once, at the rank that everybody asks first for it."""
+        by_address = {rank.address: rank for rank in ranks}
+        if not by_address:
+            return
+        for image in {image.content_hash: image for image in images}.values():
+            rank = by_address[by_affinity(by_address, image.content_hash)[0]]
+            task = asyncio.create_task(self._ask(rank, image, deadline, traceparent))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+    async def close_idle_links(self, *, keep: Collection[LinkKey]) -> None:
+        """Close the channels to ranks that are not in `keep`; calls on them end."""
+        gone = [key for key in self._channels if key not in keep]
+        await asyncio.gather(*(self._channels.pop(key).close() for key in gone))
+
+    async def close(self) -> None:
+        await asyncio.gather(*(cancel_and_wait(task) for task in list(self._tasks)))
+        channels, self._channels = self._channels, {}
+        await asyncio.gather(*(channel.close() for channel in channels.values()))
+
+    async def _ask(self, rank: RankInfo, image: RequestImage, deadline: Deadline, traceparent: str) -> None:
+        channel = self._channels.get(link_key(rank))
+        if channel is None:
+            channel = grpc.aio.insecure_channel(rank.address, options=channel_options())
+            self._channels[link_key(rank)] = channel
+        stub: Any = vision_pb2_grpc.VisionServiceStub(channel)
+        caller = VisionCaller(rank.model, rank.namespace, self._secret, self._clock)
+        seconds = deadline.remaining_s()
+        request = caller.request(image, seconds=seconds, wants_rows=False, traceparent=traceparent)
+        try:
+            answer = await stub.Encode(request, timeout=seconds)
+        except grpc.aio.AioRpcError as failure:
+            error = error_from_rpc(failure)
+            VISION_AHEAD.labels("failed").inc()
+            log.warning("an image was not encoded ahead: %s", error, extra={"rank": rank.rank_id})
+            if isinstance(error, WorkerLostError):
+                self._on_lost(rank)
+        else:
+            VISION_AHEAD.labels("encoded" if answer.encoded else "known").inc()
+
+
+def images_to_compute(
+    images: Sequence[RequestImage], *, stored_tokens: int, prompt_tokens: int, kept_rows: int, window: int
+) -> list[RequestImage]:
+    """Those with rows that a rank will compute or replay, as far as the router knows. A hit beyond a span needs none
+    of it, but for the rows that are replayed in front of the boundary."""
+    boundary = min(stored_tokens, max(0, prompt_tokens - kept_rows))
+    return [image for image in images if image.end > boundary - window]
