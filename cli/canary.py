@@ -10,13 +10,15 @@ import signal
 from collections.abc import AsyncGenerator, Sequence
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from prometheus_client import start_http_server
 from rich.console import Console
 
-from whalepod.cluster.canary import CanaryPlan, CanaryReport, Oracle, run_canary
+from whalepod.cluster.canary import CanaryPlan, Oracle, run_canary
+from whalepod.cluster.canary_images import ChatOracle, Message, run_image_canary
+from whalepod.cluster.canary_report import CanaryReport
 from whalepod.cluster.canary_watch import watch
 from whalepod.cluster.config import ClusterConfig
 from whalepod.cluster.config_sources import load_config
@@ -31,6 +33,10 @@ from .cluster_options import with_cluster_config
 from .serve import with_model
 from .status import served_here_unless_named
 from .user_dirs import state_dir
+
+if TYPE_CHECKING:
+    from whalepod.engine.llm import LLM
+    from whalepod.engine.llm_outputs import RequestOutput
 
 
 class Dspark(StrEnum):
@@ -57,6 +63,9 @@ def canary(
     every: Annotated[
         float | None, typer.Option(min=1, help="Go on for ever, a round every so many seconds, beside a cluster.")
     ] = None,
+    images: Annotated[
+        bool, typer.Option("--images", help="Compare conversations with images, each asked twice.")
+    ] = False,
     metrics_port: Annotated[int, typer.Option(min=1, max=65535, help="With --every: where /metrics is.")] = 9400,
 ) -> None:
     """Compare the cluster that serves here, or a small one of its own, with one process that has no store and drafts
@@ -67,6 +76,8 @@ def canary(
     """
     console = Console(highlight=False, soft_wrap=True)
     plan = CanaryPlan(requests=requests, fidelity=fidelity, warm=warm, seed=seed)
+    if images and (every is not None or warm):
+        raise typer.BadParameter("--images goes with neither --every nor --warm")
     if every is not None:
         watched = served_here_unless_named(config, console)
         start_http_server(metrics_port, addr=watched.host)
@@ -74,7 +85,7 @@ def canary(
         asyncio.run(_watch(watched, plan, every))
         return
     try:
-        report = asyncio.run(_run(config, role, dspark, plan, console))
+        report = asyncio.run(_run(config, role, dspark, plan, console, images=images))
     except UnavailableError as error:
         console.print(f"whalepod: {error}")
         raise typer.Exit(1) from None
@@ -107,9 +118,24 @@ async def _watch(config: ClusterConfig, plan: CanaryPlan, every_s: float) -> Non
 
 
 async def _run(
-    config: ClusterConfig, role: Role | None, dspark: Dspark | None, plan: CanaryPlan, console: Console
+    config: ClusterConfig,
+    role: Role | None,
+    dspark: Dspark | None,
+    plan: CanaryPlan,
+    console: Console,
+    *,
+    images: bool,
 ) -> CanaryReport:
     async with _cluster(config, role or Role(config.prefill.role), dspark, console) as running:
+        if images:
+            return await run_image_canary(
+                running,
+                requests=plan.requests,
+                fidelity=plan.fidelity,
+                seed=plan.seed,
+                oracle=_chat_oracle(running, plan.fidelity),
+                say=console.print,
+            )
         return await run_canary(running, plan, _oracle(running, plan.fidelity), say=console.print)
 
 
@@ -147,23 +173,39 @@ def _with_dspark(config: ClusterConfig, wanted: Dspark | None) -> ClusterConfig:
 
 def _oracle(config: ClusterConfig, fidelity: Fidelity) -> Oracle:
     def ask(prompts: Sequence[Sequence[int]], sampling: Sequence[SamplingParams]) -> list[Sequence[SampledToken]]:
-        from whalepod.engine.llm import LLM
-
-        llm = LLM(
-            config.model_dir,
-            block_tokens=config.engine.block_tokens,
-            fidelity=fidelity,
-            context_tokens_max=config.engine.context_tokens_max,
-            chunk_tokens=config.prefill.chunk_tokens,
-            quantized_caches=config.engine.quantized_caches,
-            threads=config.engine.threads,
-            device=config.engine.device,
-            draft_tokens=0,
-        )
-        outputs = llm.generate(prompts, sampling)
-        for output in outputs:
-            if output.error is not None:
-                raise output.error
-        return [output.output.tokens for output in outputs]
+        return _tokens(_llm(config, fidelity).generate(prompts, sampling))
 
     return ask
+
+
+def _chat_oracle(config: ClusterConfig, fidelity: Fidelity) -> ChatOracle:
+    def ask(
+        conversations: Sequence[Sequence[Message]], sampling: Sequence[SamplingParams]
+    ) -> list[Sequence[SampledToken]]:
+        return _tokens(_llm(config, fidelity).chat(conversations, sampling))
+
+    return ask
+
+
+def _llm(config: ClusterConfig, fidelity: Fidelity) -> LLM:
+    from whalepod.engine.llm import LLM
+
+    return LLM(
+        config.model_dir,
+        block_tokens=config.engine.block_tokens,
+        fidelity=fidelity,
+        context_tokens_max=config.engine.context_tokens_max,
+        chunk_tokens=config.prefill.chunk_tokens,
+        quantized_caches=config.engine.quantized_caches,
+        threads=config.engine.threads,
+        device=config.engine.device,
+        draft_tokens=0,
+    )
+
+
+def _tokens(outputs: Sequence[RequestOutput]) -> list[Sequence[SampledToken]]:
+    """Raises the first error."""
+    for output in outputs:
+        if output.error is not None:
+            raise output.error
+    return [output.output.tokens for output in outputs]

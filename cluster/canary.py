@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import struct
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Final
 
 import grpc
@@ -23,9 +23,11 @@ from whalepod.rpc.router.v1 import router_pb2, router_pb2_grpc
 
 from .canary_cases import CanaryCase, Shape, Warmth, plan_cases
 from .canary_control import ControlCluster, run_handoff
+from .canary_report import Answer, CanaryReport, answer_of_tokens, note_difference
 from .config import ClusterConfig, join_address
 from .error_codes import error_from_rpc
 from .grpc_options import channel_options
+from .registration import RankRole
 from .registry import RegistryWatcher
 from .wire import FIDELITIES, sampling_to_proto
 
@@ -34,34 +36,6 @@ REQUEST_TIMEOUT_S: Final = 300.0
 
 Oracle = Callable[[Sequence[Sequence[int]], Sequence[SamplingParams]], Sequence[Sequence[SampledToken]]]
 """Prompts and how to sample to the tokens of each. Blocks."""
-
-
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """`logprob_bits[i]` is the float32 log-probability of token i, as its 4 bytes."""
-
-    token_ids: tuple[int, ...]
-    logprob_bits: tuple[bytes, ...]
-    prefill_rank: str = ""
-    cached_tokens: int = 0
-
-
-@dataclass(slots=True)
-class CanaryReport:
-    """What was found. The names are the figures that `whalepod canary` prints."""
-
-    requests: int = 0
-    handed_off: int = 0
-    different: int = 0
-    logprob_different: int = 0
-    control_seen: bool = False
-    cached: int = 0
-    failed: int = 0
-    first_difference: str | None = None
-    errors: list[str] = field(default_factory=list)
-
-    def figures(self) -> Mapping[str, object]:
-        return asdict(self)
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +60,7 @@ async def run_canary(
     say("asking the oracle: the same requests, one process, no store")
     asked = [case for case in cases if case.index in answers] + [control.case]
     drawn = await asyncio.to_thread(oracle, [case.prompt_ids for case in asked], [case.sampling for case in asked])
-    truth = {case.index: _answer(tokens) for case, tokens in zip(asked, drawn, strict=True)}
+    truth = {case.index: answer_of_tokens(tokens) for case, tokens in zip(asked, drawn, strict=True)}
     for case in asked[:-1]:
         compare(case, answers[case.index], truth[case.index], report)
     judge_control(control, truth[control.case.index], report)
@@ -97,19 +71,11 @@ def compare(case: CanaryCase, answer: Answer, truth: Answer, report: CanaryRepor
     """Count one request's differences."""
     report.handed_off += bool(answer.prefill_rank)
     report.cached += answer.cached_tokens > 0
-    if answer.token_ids != truth.token_ids:
-        report.different += 1
-        what = f"tokens {answer.token_ids} instead of {truth.token_ids}"
-    elif answer.logprob_bits != truth.logprob_bits:
-        report.logprob_different += 1
-        what = _logprob_difference(answer.logprob_bits, truth.logprob_bits)
-    else:
-        return
-    if report.first_difference is None:
-        report.first_difference = (
-            f"request {case.index} ({case.warmth.value}, {len(case.prompt_ids)} prompt tokens, "
-            f"{answer.cached_tokens} cached): {what}"
-        )
+    label = (
+        f"request {case.index} ({case.warmth.value}, {len(case.prompt_ids)} prompt tokens, "
+        f"{answer.cached_tokens} cached)"
+    )
+    note_difference(label, answer, truth, report)
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,7 +168,7 @@ async def _run_control(config: ClusterConfig, shape: Shape, plan: CanaryPlan) ->
     finally:
         await watcher.stop()
     prefill = next((rank for rank in ranks if rank.role.is_prefill), None)
-    decode = next((rank for rank in ranks if not rank.role.is_prefill), None)
+    decode = next((rank for rank in ranks if rank.role is RankRole.DECODE), None)
     if prefill is None or decode is None:
         raise InternalError("the control needs a prefill rank and a decode rank")
     cluster = ControlCluster(
@@ -210,22 +176,4 @@ async def _run_control(config: ClusterConfig, shape: Shape, plan: CanaryPlan) ->
     )
     untouched = await run_handoff(cluster, case, fidelity=plan.fidelity, zero_windows=False)
     zeroed = await run_handoff(cluster, case, fidelity=plan.fidelity, zero_windows=True)
-    return Control(case, _answer(untouched), _answer(zeroed))
-
-
-def _answer(tokens: Sequence[SampledToken]) -> Answer:
-    return Answer(
-        token_ids=tuple(token.id for token in tokens),
-        logprob_bits=tuple(struct.pack("<f", token.logprob) for token in tokens if token.logprob is not None),
-    )
-
-
-def _logprob_difference(ours: Sequence[bytes], theirs: Sequence[bytes]) -> str:
-    if len(ours) != len(theirs):
-        return f"{len(ours)} log-probabilities instead of {len(theirs)}"
-    at = next(index for index in range(len(ours)) if ours[index] != theirs[index])
-    return f"log-probability of token {at} is {_float(ours[at])!r} instead of {_float(theirs[at])!r}"
-
-
-def _float(bits: bytes) -> float:
-    return struct.unpack("<f", bits)[0]
+    return Control(case, answer_of_tokens(untouched), answer_of_tokens(zeroed))
