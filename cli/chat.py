@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import mimetypes
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -31,6 +33,9 @@ def chat(
     temperature: Annotated[float | None, typer.Option(min=0, max=2, help="Without thinking: 0 is greedy.")] = None,
     seed: Annotated[int | None, typer.Option(min=0, help="The same seed draws the same answer.")] = None,
     thinking: Annotated[bool, typer.Option(help="Let the model think before it answers.")] = False,
+    image: Annotated[
+        list[Path] | None, typer.Option("--image", help="Show this picture with the first question; may be repeated.")
+    ] = None,
     api_key: ApiKey = None,
     ca_file: CaFile = None,
 ) -> None:
@@ -46,6 +51,7 @@ def chat(
     conversation = Conversation(server, {name: value for name, value in fields.items() if value is not None})
     if system is not None:
         conversation.messages.append({"role": "system", "content": system})
+    conversation.pictures = [_data_url(path) for path in image or ()]
     try:
         for question in [message] if message is not None else _questions(console):
             _answer(conversation, question, console)
@@ -60,11 +66,17 @@ class Conversation:
 
     server: Server
     fields: dict[str, Any]
-    messages: list[dict[str, str]] = field(default_factory=list)
+    messages: list[dict[str, Any]] = field(default_factory=list)
+    pictures: list[str] = field(default_factory=list)
+    """URLs of those to show with the next question."""
 
     def ask(self, question: str) -> Iterator[tuple[str, str]]:
         """(`reasoning` or `content`, a piece of it). An answer that broke off is not remembered."""
-        asked = [*self.messages, {"role": "user", "content": question}]
+        content: str | list[dict[str, Any]] = question
+        if self.pictures:
+            shown = [{"type": "image_url", "image_url": {"url": url}} for url in self.pictures]
+            content = [*shown, {"type": "text", "text": question}]
+        asked = [*self.messages, {"role": "user", "content": content}]
         answer: list[str] = []
         for chunk in stream_chunks(self.server, "/v1/chat/completions", {**self.fields, "messages": asked}):
             for choice in chunk["choices"]:
@@ -74,7 +86,19 @@ class Conversation:
                 if delta.get("content"):
                     answer.append(delta["content"])
                     yield "content", delta["content"]
+        self.pictures = []
         self.messages = [*asked, {"role": "assistant", "content": "".join(answer)}]
+
+
+def _data_url(path: Path) -> str:
+    """A picture's file as it travels. The server goes by its content, not by its name."""
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise typer.BadParameter(f"{path} cannot be read: {error.strerror}", param_hint="--image") from None
+    media_type = mimetypes.guess_type(path.name)[0] or ""
+    known = media_type if media_type in ("image/png", "image/jpeg", "image/gif", "image/webp") else "image/png"
+    return f"data:{known};base64,{base64.b64encode(data).decode()}"
 
 
 def _questions(console: Console) -> Iterator[str]:

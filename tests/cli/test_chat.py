@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import typer.testing
 
+from tests.model.vision.pictures import encoded, plain
 from tests.services.router.fake_ranks import FakeDecode, says
 from tests.services.router.router_under_test import RouterUnderTest, running_router, write_model_files
 from whalepod.cli.main import app
@@ -59,6 +60,21 @@ async def test_a_conversation_remembers_what_was_said_until_an_empty_line(
     first, second = [list(work.prompt_ids) for work in decode.seen.starts]
     assert second[: len(first)] == first
     assert len(second) > len(first)
+
+
+async def test_pictures_go_with_the_first_question(router: RouterUnderTest, decode: FakeDecode, tmp_path: Path) -> None:
+    decode.behaviour.next_token = says(TOKENIZER.encode("Red"))
+    picture = tmp_path / "picture.png"
+    picture.write_bytes(encoded(plain(90, 60)))
+    flags = ("--image", str(picture), "--image", str(picture))
+    code, output = await run("chat", "--url", url(router), *flags, typed="What is it?\nSure?\n\n")
+    assert (code, output.count("Red")) == (0, 2)
+    first, second = decode.seen.starts
+    assert [image.content_hash for image in first.images] == [image.content_hash for image in second.images]
+    assert len(first.images) == 2
+    assert list(second.prompt_ids[: len(first.prompt_ids)]) == list(first.prompt_ids)
+    code, _ = await run("chat", "What?", "--image", str(tmp_path / "none.png"), "--url", url(router))
+    assert code == 2
 
 
 @pytest.mark.parametrize("command", ["chat", "generate"])
