@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
 from prometheus_client import Counter, Histogram
-from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from whalepod.engine.interface import (
@@ -22,6 +22,7 @@ from whalepod.engine.interface import (
     TokensEvent,
 )
 from whalepod.engine.speculation.statistics import SpeculationWork, add_up
+from whalepod.model.engram_reads import EngramReads
 
 # A row of a tiny model takes a millisecond on a CPU, a chunk of a large one some seconds.
 _SECONDS: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
@@ -99,10 +100,11 @@ def count_speculation(work: SpeculationWork) -> None:
 
 
 class LoadCollector(Collector):
-    """A rank's load as gauges."""
+    """A rank's load as gauges, and what reading n-gram rows costs it."""
 
-    def __init__(self, load: Callable[[], RankLoad]) -> None:
+    def __init__(self, load: Callable[[], RankLoad], engram: EngramReads) -> None:
         self._load = load
+        self._engram = engram
 
     def collect(self) -> Iterator[Metric]:
         load = self._load()
@@ -115,6 +117,12 @@ class LoadCollector(Collector):
         yield GaugeMetricFamily("whalepod_rank_kv_blocks_free", "Device blocks that hold nothing.", load.blocks_free)
         yield GaugeMetricFamily("whalepod_rank_kv_blocks_used", "Device blocks in use.", used)
         yield GaugeMetricFamily("whalepod_rank_prefill_tokens_queued", "Prompt rows still to be computed.", queued)
+        yield CounterMetricFamily("whalepod_rank_engram_rows", "N-gram rows that were read.", self._engram.rows)
+        yield CounterMetricFamily(
+            "whalepod_rank_engram_cold_pages",
+            "Pages of n-gram tables that were not in memory when they were needed.",
+            self._engram.cold_pages,
+        )
         # What autoscalers made for other engines read.
         yield GaugeMetricFamily("vllm:num_requests_running", "As whalepod_rank_running.", load.running)
         yield GaugeMetricFamily("vllm:num_requests_waiting", "Requests that wait for room.", load.waiting)

@@ -395,7 +395,8 @@ class RankProcess:
 
     def _serve_metrics(self, engine: EngineRank) -> None:
         server = serve_rank_metrics(self._identity)
-        collector = LoadCollector(engine.load)
+        assert self._model is not None
+        collector = LoadCollector(engine.load, self._model.network.engram_reads)
         REGISTRY.register(collector)
         self._metrics = (server, collector)
 

@@ -27,6 +27,7 @@ from .config import ModelConfig
 from .context_parallel import RowExchange, SharedRows, plan_shared
 from .draft import Drafter
 from .engram import compress, hash_rows, look_back
+from .engram_reads import EngramReads
 from .engram_token_map import engram_token_map
 from .forward_pass import ForwardPass, Recorder
 from .layer import Layer
@@ -101,6 +102,7 @@ class Network:
             else None
         )
         self._engram_tables = engram_tables
+        self.engram_reads = EngramReads()
         self._token_map = token_map
 
     @classmethod
@@ -266,13 +268,10 @@ class Network:
         ids = torch.cat((ids, ids[-1:].expand(missing, -1)))
         compressed = compress(ids, self._token_map, image_token_id=config.image_token_id)
         pad_id = int(self._token_map[config.engram_pad_token_id])
-        return {
-            layer: self._engram_tables[layer]
-            .rows(hash_rows(compressed, layouts[layer], pad_id=pad_id))
-            .flatten(1)
-            .to(self.device, non_blocking=True)
-            for layer in layers
-        }
+        hashed = {layer: hash_rows(compressed, layouts[layer], pad_id=pad_id) for layer in layers}
+        with self.engram_reads.reading(sum(rows.numel() for rows in hashed.values())):
+            read = {layer: self._engram_tables[layer].rows(rows).flatten(1) for layer, rows in hashed.items()}
+        return {layer: rows.to(self.device, non_blocking=True) for layer, rows in read.items()}
 
 
 def _image_rows(segments: Sequence[Segment]) -> list[ImageRows]:

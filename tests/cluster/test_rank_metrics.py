@@ -8,6 +8,7 @@ from prometheus_client import REGISTRY, CollectorRegistry, generate_latest
 from whalepod.cluster.rank_metrics import LoadCollector, count_work
 from whalepod.engine.interface import RankLoad, StepWork
 from whalepod.engine.speculation.statistics import SpeculationWork, VerifiedRequest
+from whalepod.model.engram_reads import EngramReads
 
 DRAFTS = "whalepod_rank_dspark"
 
@@ -48,7 +49,7 @@ def test_a_step_without_drafts_counts_none() -> None:
 
 def gauges(load: RankLoad) -> dict[str, float]:
     registry = CollectorRegistry()
-    registry.register(LoadCollector(lambda: load))
+    registry.register(LoadCollector(lambda: load, EngramReads()))
     lines = generate_latest(registry).decode().splitlines()
     return {line.split()[0]: float(line.split()[1]) for line in lines if not line.startswith("#")}
 
