@@ -21,6 +21,7 @@ from whalepod.engine.interface import Fidelity, FinishReason
 from whalepod.engine.rank_model import RankModel
 from whalepod.engine.sampling_params import SamplingParams
 from whalepod.model.prompt import ChatPrompt, PromptEncoder
+from whalepod.model.special_tokens import recipe_special_tokens
 
 from .held_out import SERVED_NAME, Question, schema_of
 from .measured_engine import Answered, Asked, MeasuredEngine, Note
@@ -37,7 +38,7 @@ class AnswerWay:
     guided: bool = False
     """The format that the question asks for is enforced token by token."""
     fidelity: Fidelity = Fidelity.FAST
-    answer_tokens: int = 96
+    answer_tokens: int = 256
     """Longest answer."""
 
 
@@ -88,7 +89,8 @@ def answer_questions(
     encoder = encoder_of(model)
     context = model.config.max_position_embeddings
     prompts = [encoder.chat(each.body, context_tokens=context) for each in questions]
-    asked = [_asked(prompt, way) for prompt in prompts]
+    think_end = model.tokenizer.token_id(recipe_special_tokens().token(recipe.SpecialToken.ThinkingEnd))
+    asked = [_asked(prompt, way, think_end=think_end) for prompt in prompts]
     engine = MeasuredEngine(
         model,
         context_tokens=max(len(one.prompt_ids) for one in asked) + way.answer_tokens,
@@ -145,12 +147,14 @@ def parsed_message(prompt: ChatPrompt, ids: Sequence[int], *, finished: bool) ->
     return json.loads(response.to_json())["choices"][0]["message"]
 
 
-def _asked(prompt: ChatPrompt, way: AnswerWay) -> Asked:
+def _asked(prompt: ChatPrompt, way: AnswerWay, *, think_end: int | None) -> Asked:
+    grammar = _grammar(prompt.constraint) if way.guided else None
     sampling = SamplingParams(
         temperature=0,
         max_tokens=min(way.answer_tokens, prompt.max_tokens),
         prompt_logprobs=0 if way.every_row else None,
-        grammar=_grammar(prompt.constraint) if way.guided else None,
+        grammar=grammar,
+        grammar_starts_after=think_end if grammar is not None and prompt.reasons_first else None,
     )
     return Asked(prompt.prompt_ids, sampling, fidelity=way.fidelity)
 
