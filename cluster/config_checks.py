@@ -51,8 +51,11 @@ def contradictions(config: ClusterConfig) -> Iterator[str]:
 def _gpu_contradictions(name: str, pool: PrefillSettings | DecodeSettings, *, device: str) -> Iterator[str]:
     if pool.gpus and device != "cuda":
         yield f"{name}.gpus is {pool.gpus:g}, but engine.device is {device}: a rank with a GPU of its own says cuda"
-    if pool.expert_parallel and device != "cpu":
-        yield f"{name}.expert_parallel is on, but engine.device is {device}: pools share on cpu only"
+    if pool.expert_parallel and device != "cpu" and pool.gpus != 1:
+        yield (
+            f"{name}.expert_parallel is on and engine.device is {device}, but {name}.gpus is {pool.gpus:g}: ranks that "
+            "share the experts have a GPU each, so it must be 1"
+        )
 
 
 def _tls_contradictions(config: ClusterConfig) -> Iterator[str]:

@@ -18,7 +18,8 @@ from typing import Any
 from whalepod.core.clock import SYSTEM_CLOCK, Clock, Deadline
 from whalepod.core.ids import Incarnation
 from whalepod.engine.expert_parallel.group_loop import Formed, GroupLoop, Held, MembershipEndedError
-from whalepod.engine.expert_parallel.process_group import ProcessGroupTransport, open_store
+from whalepod.engine.expert_parallel.joining import Meeting, join_group
+from whalepod.engine.expert_parallel.process_group import open_store
 from whalepod.engine.expert_parallel.transport import GroupBrokenError
 from whalepod.rpc.group.v1 import group_pb2
 
@@ -54,13 +55,15 @@ class GroupMembership:
         *,
         incarnation: Incarnation,
         host: str,
+        device: str = "cpu",
         options: MembershipOptions | None = None,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
-        """`host`: the address that the other ranks reach this one at."""
+        """`host`: the address that the other ranks reach this one at. `device`: what this rank computes on."""
         self._peers = peers
         self._incarnation = incarnation
         self._host = host
+        self._device = device
         self._options = options or MembershipOptions()
         self._clock = clock
         self._loop = asyncio.get_running_loop()
@@ -114,20 +117,18 @@ class GroupMembership:
         """Raises GroupBrokenError."""
         indices = [member.index for member in group.members]
         rank = indices.index(self._peers.index)
-        timeout_s, form_timeout_s = self._options.exchange_timeout_s, self._options.form_timeout_s
+        form_timeout_s = self._options.form_timeout_s
         store = open_store(group.store_host, group.store_port, is_host=False, timeout_s=form_timeout_s)
-        steps, mover = (
-            ProcessGroupTransport.join(
-                store,
-                f"{name}/{group.epoch}",
-                rank=rank,
-                size=len(indices),
-                host=self._host,
-                timeout_s=timeout_s,
-                form_timeout_s=form_timeout_s,
-            )
-            for name in ("steps", "mover")
+        meeting = Meeting(
+            store,
+            str(group.epoch),
+            rank=rank,
+            size=len(indices),
+            host=self._host,
+            timeout_s=self._options.exchange_timeout_s,
+            form_timeout_s=form_timeout_s,
         )
+        steps, mover = join_group(meeting, self._device)
         self._loop.call_soon_threadsafe(self._note_running, group.epoch, tuple(indices))
         return Formed(
             epoch=group.epoch,

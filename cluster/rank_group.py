@@ -62,7 +62,9 @@ class RankGroup:
         self._clock = clock
         addresses = [join_address(config.reachable_host, pool.port + peer) for peer in range(pool.replicas)]
         peers = GroupPeers(addresses, index=index, secret=secret, clock=clock)
-        self._membership = GroupMembership(peers, incarnation=incarnation, host=config.reachable_host, clock=clock)
+        self._membership = GroupMembership(
+            peers, incarnation=incarnation, host=config.reachable_host, device=config.engine.device, clock=clock
+        )
         self._servicer = GroupServicer(self._membership, secret=secret, clock=clock)
         self.loop: GroupLoop | None = None
         self._watchdog: asyncio.Task[None] | None = None

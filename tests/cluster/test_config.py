@@ -30,6 +30,11 @@ CONTRADICTIONS: list[tuple[dict[str, str], str, str]] = [
     ),
     ({"--http-port": "8100"}, "http_port", "prefill.port"),
     (
+        {"--engine-device": "cuda", "--decode-expert-parallel": "true"},
+        "decode.expert_parallel is on and engine.device is cuda",
+        "decode.gpus is 0",
+    ),
+    (
         {"--decode-expert-parallel": "true", "--decode-replicas": "3", "--eplb-nodes": "2"},
         "decode.replicas is 3",
         "eplb.nodes (2)",
@@ -94,7 +99,7 @@ def test_what_is_written_down_holds_no_secret_and_reads_back() -> None:
 
 
 def test_ray_reserves_the_gpus_of_a_rank() -> None:
-    flags = {"--engine-device": "cuda", "--decode-gpus": "1", "--decode-cpus": "2"}
+    flags = {"--engine-device": "cuda", "--decode-expert-parallel": "true", "--decode-gpus": "1", "--decode-cpus": "2"}
     config = load_config(flags=flags)
     assert bundle(config, "decode") == {"CPU": 2, "GPU": 1}
     assert bundle(config, "prefill") == {"CPU": 1}

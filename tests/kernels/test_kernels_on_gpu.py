@@ -10,11 +10,14 @@ import pytest
 import torch
 from torch import Tensor
 
+from whalepod.engine.expert_parallel.placement import even_placement
 from whalepod.kernels.candidates import candidate_blocks, candidate_scores, entry_places
 from whalepod.kernels.candidates import reference as candidates_reference
 from whalepod.kernels.engram_gate import let_in
 from whalepod.kernels.engram_gate import reference as gate_reference
-from whalepod.kernels.experts import dense_expert, routed_experts
+from whalepod.kernels.expert_messages import MessageLayout, gather_sum, pack, unpack
+from whalepod.kernels.expert_messages import reference as messages_reference
+from whalepod.kernels.experts import combine_outputs, dense_expert, expert_outputs, routed_experts
 from whalepod.kernels.experts import reference as experts_reference
 from whalepod.kernels.global_entries import reference as entries_reference
 from whalepod.kernels.global_entries import write_global_entries
@@ -210,6 +213,44 @@ def test_experts(rows: int, input_format: PackedFormat | None) -> None:
     check(ours, wanted)
     ours = dense_expert(x, gate_up[0], down[0], limit=10.0, input_format=input_format)
     check(ours, experts_reference.dense_expert(x, gate_up[0], down[0], limit=10.0, input_format=input_format))
+
+
+@pytest.mark.parametrize("input_format", [None, FP8_BLOCK32], ids=["plain", "fp8"])
+def test_outputs_of_pairs_have_the_bits_of_routed_experts(input_format: PackedFormat | None) -> None:
+    experts, columns, choices, rows = 24, 2304, 6, 200
+    gate_up = (draw(experts, 2 * columns, HIDDEN, seed=1) * HIDDEN**-0.5).bfloat16()
+    down = (draw(experts, HIDDEN, columns, seed=2) * columns**-0.5).bfloat16()
+    x, weights = bf16(rows, HIDDEN), torch.softmax(draw(rows, choices, seed=3), dim=1)
+    ids = draw(rows, experts, seed=4).argsort(dim=1)[:, :choices]
+    pairs = torch.arange(rows, device="cuda").repeat_interleave(choices)
+    absent = torch.full((50,), experts, device="cuda")
+    outputs = expert_outputs(
+        x,
+        torch.cat((pairs, pairs[:50])),
+        torch.cat((ids.flatten(), absent)),
+        gate_up,
+        down,
+        limit=10.0,
+        input_format=input_format,
+    )[: len(pairs)]
+    wanted = routed_experts(x, ids, weights, gate_up, down, limit=10.0, input_format=input_format)
+    assert torch.equal(combine_outputs(outputs.unflatten(0, ids.shape), weights), wanted)
+    assert torch.equal(gather_sum(outputs, torch.arange(len(pairs), device="cuda").view(ids.shape), weights), wanted)
+
+
+@pytest.mark.parametrize("rows", [0, 1, 48, 500])
+def test_messages_to_experts(rows: int) -> None:
+    x, ids = bf16(rows, HIDDEN), draw(rows, 96, seed=1).argsort(dim=1)[:, :6]
+    placement = even_placement(96, 4, redundant=8)
+    table = placement.table_on(x.device)
+    layout = MessageLayout(6 * 512, HIDDEN, torch.bfloat16, FP8_BLOCK32)
+    messages, places = pack(x, ids, table, layout, source=1, size=4)
+    ours, slots = unpack(messages, layout, absent=99)
+    wanted, wanted_places = messages_reference.pack(x, ids, table, layout, source=1, size=4)
+    wanted_rows, wanted_slots = messages_reference.unpack(wanted, layout, absent=99)
+    assert torch.equal(places, wanted_places)
+    assert torch.equal(slots, wanted_slots)
+    assert torch.equal(ours[slots < 99], wanted_rows[slots < 99])
 
 
 def test_products() -> None:
