@@ -21,6 +21,7 @@ RAY_ENVIRONMENT: Mapping[str, str] = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_DEDUP_LOGS": "0",
     "RAY_COLOR_PREFIX": "0",
+    "RAY_worker_niceness": "0",  # else ranks get the time that nothing else on the machine wants: 15 below their parent
     "RAY_DISABLE_FAILURE_SIGNAL_HANDLER": "1",  # else it takes SIGTERM for a crash, and for itself
     "RAY_gcs_rpc_server_reconnect_timeout_s": "2147483",  # ranks outlive the head
 }

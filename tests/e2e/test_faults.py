@@ -106,6 +106,13 @@ def test_a_rank_killed_before_it_answers_is_made_up_for_or_told(cluster: ServedC
     assert text_of(ask(cluster, LONG_PROMPT, cache_salt=mint_request_id().hex())) == truth
 
 
+def test_ranks_get_as_much_time_as_whoever_started_them(cluster: ServedCluster) -> None:
+    wait_until_whole(cluster)
+    ports = (cluster.config.prefill.port, cluster.config.decode.port)
+    niceness = psutil.Process(cluster.process.pid).nice()
+    assert [psutil.Process(cluster.pid_on_port(port)).nice() for port in ports] == [niceness] * 2
+
+
 def test_requests_go_on_without_the_ray_head(cluster: ServedCluster) -> None:
     wait_until_whole(cluster)
     truth = text_of(ask(cluster, LONG_PROMPT, cache_salt=mint_request_id().hex()))
