@@ -107,13 +107,14 @@ async def _ask(client: httpx.AsyncClient, prompt: Sequence[int], options: LoadOp
 
 
 def figures(seen: Sequence[Seen], seconds: float) -> dict[str, float]:
-    """Seconds are p50 and p99 over requests that were answered; rates are over all the time."""
+    """Seconds are p50 and p99 over requests that were answered whole; rates are of those, over all the time."""
     good = [each for each in seen if not each.error]
     tokens = sum(each.tokens for each in good)
     pauses = [pause for each in good for pause in each.pauses_s]
     return {
         "requests": len(seen),
         "failed": len(seen) - len(good),
+        "failed_share": round(1 - len(good) / len(seen), 4) if seen else 0.0,
         "requests_per_second": round(len(good) / seconds, 3),
         "tokens_per_second": round(tokens / seconds, 2),
         "first_token_seconds_p50": _percentile([each.first_token_s for each in good], 50),
