@@ -92,6 +92,7 @@ class HttpFront:
         self._created = front.clock.unix_ms() // 1000
         self._gauges = RouterGauges(
             running=lambda: front.admission.running,
+            store_ok=lambda: front.lookup.healthy,
             waiting=lambda: front.admission.waiting,
             ranks=lambda: list(front.table.ranks.values()),
         )

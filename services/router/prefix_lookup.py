@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -12,6 +13,8 @@ from whalepod.core.clock import SYSTEM_CLOCK, Clock, Deadline
 from whalepod.kvstore.client import KvClient
 
 from .router_metrics import LOOKUP_SECONDS
+
+log = logging.getLogger(__name__)
 
 LOOKUP_TIMEOUT_S = 0.05
 """A store slower than this is no help in placing."""
@@ -28,6 +31,7 @@ class PrefixLookup:
         self._clock = clock
         self._store: KvClient | None = None
         self._connecting = threading.Lock()
+        self._was_healthy = True
         self._workers = ThreadPoolExecutor(WORKERS, thread_name_prefix="lookup")
 
     @property
@@ -55,4 +59,12 @@ class PrefixLookup:
             if self._store is None:
                 self._store = self._connect(namespace)  # one table of ranks has one namespace
         keys = block_keys(hashes, root=root)
-        return self._store.lookup(keys, deadline=Deadline.after(LOOKUP_TIMEOUT_S, self._clock))
+        stored = self._store.lookup(keys, deadline=Deadline.after(LOOKUP_TIMEOUT_S, self._clock))
+        healthy = self._store.healthy
+        if healthy != self._was_healthy:
+            self._was_healthy = healthy
+            if healthy:
+                log.info("the store answers lookups again")
+            else:
+                log.warning("the store does not answer lookups: ranks are chosen by load alone")
+        return stored

@@ -83,6 +83,7 @@ class RouterGauges(Collector):
     running: Callable[[], int]
     waiting: Callable[[], int]
     ranks: Callable[[], list[RankInfo]]
+    store_ok: Callable[[], bool]
 
     def collect(self) -> Iterator[Metric]:
         yield GaugeMetricFamily("whalepod_router_requests_running", "Requests admitted.", self.running())
@@ -90,6 +91,11 @@ class RouterGauges(Collector):
         # What autoscalers made for other engines add to the ranks' own.
         yield GaugeMetricFamily("vllm:num_requests_waiting", "Requests that wait for room.", self.waiting())
         yield GaugeMetricFamily("sglang:num_queue_reqs", "Requests that wait for room.", self.waiting())
+        yield GaugeMetricFamily(
+            "whalepod_router_store_up",
+            "The store answers lookups; 0: ranks are chosen by load alone.",
+            self.store_ok(),
+        )
         family = GaugeMetricFamily("whalepod_router_ranks", "Usable ranks by role.", labels=["role"])
         roles = [info.role.value for info in self.ranks()]
         for role in sorted(set(roles)):

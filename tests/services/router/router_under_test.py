@@ -21,6 +21,7 @@ from whalepod.cluster.config import ClusterConfig
 from whalepod.cluster.registration import RankInfo
 from whalepod.cluster.tls import ServerTls
 from whalepod.core.ids import Incarnation, RankId
+from whalepod.kvstore.client import KvClient
 from whalepod.model.config import ModelConfig
 from whalepod.model.tiny_checkpoint import SMALLEST, shipped_tokenizer, tiny_config_json
 from whalepod.services.router.app import HttpFront
@@ -122,7 +123,11 @@ def router_config(model_dir: Path, *, prefill_replicas: int = 1, **router: Any) 
 
 @asynccontextmanager
 async def running_router(
-    model_dir: Path, ranks: Sequence[FakeRank], **settings: Any
+    model_dir: Path,
+    ranks: Sequence[FakeRank],
+    *,
+    connect_store: Callable[[bytes], KvClient] | None = None,
+    **settings: Any,
 ) -> AsyncGenerator[RouterUnderTest, None]:
     """The router's app in this event loop; the ranks are started and stopped with it."""
     for rank in ranks:
@@ -130,7 +135,7 @@ async def running_router(
     directory = FakeDirectory(ranks)
     config = router_config(model_dir, **settings)
     model_config, language = read_model(model_dir)
-    parts = RouterParts(config, model_config, language, directory, connect_store=None)
+    parts = RouterParts(config, model_config, language, directory, connect_store=connect_store)
     directory.on_change = parts.ranks_changed
     readiness = Readiness(parts.front, needs_prefill=config.prefill.replicas > 0, registry_ok=lambda: True)
     authenticator = Authenticator.from_settings(config.router)

@@ -6,8 +6,12 @@ from pathlib import Path
 
 import pytest
 
+from tests.cluster.conftest import free_port
 from tests.services.router.fake_ranks import FakeDecode, FakePrefill
-from tests.services.router.router_under_test import RouterUnderTest, running_router, until
+from tests.services.router.router_under_test import RouterUnderTest, answer_to, running_router, until
+from whalepod.core.ids import mint_incarnation
+from whalepod.kvstore.client import KvClient
+from whalepod.kvstore.settings import StoreAddress, StoreSettings
 
 READY = ["/readyz", "/ready", "/readiness", "/health"]
 ALIVE = ["/livez", "/live", "/liveness"]
@@ -161,3 +165,24 @@ async def test_d11_a_router_that_has_just_started_is_ready_before_it_knows_anyth
     async with running_router(model_dir, [decode], prefill_replicas=0) as router:
         response = await router.http.get("/readyz")
         assert response.status_code == 200
+
+
+async def test_d10_a_router_that_cannot_look_prefixes_up_serves_and_says_that_it_chooses_by_load_alone(
+    model_dir: Path, decode: FakeDecode, caplog: pytest.LogCaptureFixture
+) -> None:
+    def connect(namespace: bytes) -> KvClient:
+        settings = StoreSettings(addresses=(StoreAddress(port=free_port()),))
+        return KvClient(settings, namespace=namespace, incarnation=mint_incarnation())
+
+    up = "whalepod_router_store_up"
+    async with running_router(model_dir, [decode], prefill_replicas=0, connect_store=connect) as router:
+        assert _sample((await router.http.get("/metrics")).text, up) == 1, "nothing has been asked yet"
+        prompt = [400 + index % 90 for index in range(400)]
+        for _ in range(20):
+            assert len(await answer_to(router, prompt)) == 6
+            if not router.front.lookup.healthy:
+                break
+        assert (await router.http.get("/readyz")).json()["store"] == "unreachable"
+        assert (await router.http.get("/readyz")).status_code == 200
+        assert _sample((await router.http.get("/metrics")).text, up) == 0
+    assert caplog.text.count("ranks are chosen by load alone") == 1
