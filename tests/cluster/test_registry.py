@@ -8,6 +8,7 @@ import signal
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from random import Random
 
 import pytest
 import redis.asyncio as aioredis
@@ -22,6 +23,7 @@ from whalepod.core.clock import SYSTEM_CLOCK
 from whalepod.core.credentials import ClusterSecret
 from whalepod.core.errors import ConfigError
 from whalepod.core.ids import Incarnation, RankId
+from whalepod.engine.interface import RankLoad
 
 SECRET = ClusterSecret(b"s" * 16)
 DECODE = RankInfo(
@@ -363,3 +365,30 @@ async def test_ranks_and_routers_start_without_redis(redis_server: EmbeddedRedis
         assert watcher.ranks == {}
         assert not watcher.redis_ok
     await rank.stop()
+
+
+@pytest.mark.parametrize("seed", range(3))
+async def test_d9_registrations_lost_repeated_and_late_lead_to_the_truth_within_a_poll_of_the_last(
+    redis_server: EmbeddedRedis, seed: int
+) -> None:
+    """What there are of events is registrations: each says everything, so none is missed for good, and a restarted rank
+    begins a new incarnation."""
+    rng, truth = Random(seed), DECODE
+    late: list[bytes] = []
+    async with watching(redis_server, Probes()) as watcher:
+        for number in range(60):
+            truth = replace(truth, time_unix_ms=SYSTEM_CLOCK.unix_ms(), load=RankLoad(running=number, slots_total=8))
+            if rng.random() < 0.1:  # restarted, with a count that begins anew
+                truth = replace(truth, incarnation=Incarnation(truth.incarnation + 1), load=RankLoad(slots_total=8))
+            said = sign_registration(truth, SECRET)
+            late.append(said)
+            if rng.random() < 0.8:
+                await forge(redis_server, "decode-0", said)
+            if rng.random() < 0.2:
+                await forge(redis_server, "decode-0", rng.choice(late))
+            if rng.random() < 0.5:
+                await watcher.poll()
+        await forge(redis_server, "decode-0", sign_registration(truth, SECRET))
+        await watcher.poll()
+        assert watcher.ranks[RankId("decode-0")] == truth
+        assert not watcher.refused

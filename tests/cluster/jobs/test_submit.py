@@ -10,6 +10,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -28,6 +29,8 @@ ENVIRONMENT = {
     "RAY_AUTH_MODE": "disabled",
     "RAY_USAGE_STATS_ENABLED": "0",
 }
+
+WAIT = threading.Event()  # never set
 
 
 @pytest.fixture
@@ -82,3 +85,33 @@ def test_a_submitted_batch_answers_every_line_and_its_exit_code_is_the_jobs(tmp_
     wrong = submit(job_server, "whalepod.cluster.jobs.batch", "--input", tmp_path / "none", "--output", tmp_path / "o")
     assert wrong.returncode == 1
     assert "exit code 2" in wrong.stdout + wrong.stderr
+
+
+def test_fault_f14_a_job_outlives_its_submitter_and_the_exit_code_comes_from_its_status(
+    tmp_path: Path, job_server: str
+) -> None:
+    with EchoServer() as server:
+        server.gate.clear()  # an answer takes 20 s, or until it is set
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        write_input(tmp_path / "in.jsonl", 8)
+        words = ["--submission-id", "outlives", "--working-dir", str(ROOT), "--", sys.executable, "-m"]
+        words += ["whalepod.cluster.jobs.batch", "--input", str(tmp_path / "in.jsonl")]
+        words += ["--output", str(tmp_path / "out.jsonl"), "--url", server.url]
+        command = [*RAY, "job", "submit", "--address", job_server, *words]
+        submitter = subprocess.Popen(command, env=ENVIRONMENT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        deadline = Deadline.after(90)
+        while not server.asked and not deadline.expired:
+            WAIT.wait(0.1)
+        submitter.kill()  # and with it goes its log stream
+        submitter.wait()
+        assert _job(job_server, "outlives")["status"] == "RUNNING"
+        server.gate.set()
+        while (job := _job(job_server, "outlives"))["status"] == "RUNNING" and not deadline.expired:
+            WAIT.wait(0.1)
+        server.shutdown()
+    assert (job["status"], job["driver_exit_code"]) == ("SUCCEEDED", 0)
+    assert len(lines_of(tmp_path / "out.jsonl")) == 8
+
+
+def _job(address: str, name: str) -> dict[str, Any]:
+    return httpx.get(f"{address}/api/jobs/{name}", timeout=10, trust_env=False).json()
