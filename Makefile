@@ -27,11 +27,13 @@ PYTHONS := $(or $(PYTHON),python3 python3.12 python3.11 /usr/bin/python3)
 SUITABLE := import sys, venv, ensurepip; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 12))
 
 # .venv/installed holds what the environment was made from. A Python or an index that is not named keeps the one before.
+# C sources that are newer than it are compiled again.
 venv:  ## make or update .venv; quick when what it is made from has not changed
-	@key="$$(cat pyproject.toml constraints.txt kvstore/read_values.c | cksum) $(CURDIR)"; \
+	@key="$$(cat pyproject.toml constraints.txt | cksum) $(CURDIR)"; \
 	{ read -r key_before; read -r python_before; read -r index_before; } 2>/dev/null < .venv/installed || true; \
 	python="$(or $(PYTHON),$${python_before:-})"; index="$(or $(WHALEPOD_TORCH_INDEX),$${index_before:-})"; \
-	if [ "$$key|$$python|$$index" = "$${key_before:-}|$${python_before:-}|$${index_before:-}" ]; then exit 0; fi; \
+	if [ "$$key|$$python|$$index" = "$${key_before:-}|$${python_before:-}|$${index_before:-}" ] \
+		&& [ -z "$$(find kernels kvstore -name '*.[ch]' -newer .venv/installed)" ]; then exit 0; fi; \
 	if [ "$$python" != "$${python_before:-}" ] || ! $(BIN)/pip --version >/dev/null 2>&1; then \
 		$(make_environment); \
 	fi; \

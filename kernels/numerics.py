@@ -16,6 +16,8 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
+from .native import library
+
 ROW_TILE = 8
 """Rows of every matrix product. Larger tiles are faster for long chunks, smaller ones for single decode rows."""
 
@@ -48,6 +50,12 @@ def tiled() -> bool:
 def tile_rows(rows: int, tile: int = ROW_TILE) -> int:
     """How many of `rows` rows a product takes at a time: `tile`, or all."""
     return max(rows, 1) if _tiling.whole else tile
+
+
+def batch_rows(rows: int) -> int:
+    """How many rows a batch of `rows` is best padded to: whole tiles, or itself where products take no tiles."""
+    tile = 1 if library.in_use() else tile_rows(rows)
+    return -(-rows // tile) * tile
 
 
 def widen(x: Tensor) -> Tensor:

@@ -150,10 +150,12 @@ def on_cpu(recorder: Recorder | None) -> Recorder | None:
 
 
 def compare(name: str, check: Callable[[Comparison], None]) -> SetResult:
-    """Run one check and report it. An array that the format promises but the file lacks fails the check."""
+    """Run one check, without gradients as a rank does, and report it. An array that the format promises but the file
+    lacks fails the check."""
     comparison = Comparison(name)
     try:
-        check(comparison)
+        with torch.inference_mode():
+            check(comparison)
     except MissingArrayError as error:
         comparison.fail(f"the file has no array {error}")
     return comparison.result()

@@ -49,6 +49,7 @@ def _check_quant(c: Comparison, vectors: Vectors) -> None:
     for name, (packed, codes, scale) in formats.items():
         wanted = vectors.below(f"quant.{name}.")
         records = packed.encode(x)
+        c.equal(f"{name} of float32", packed.encode(x.float()), records)
         split = wanted[codes].shape[1]
         c.equal(f"{name} codes", records[:, :split], wanted[codes])
         c.equal(f"{name} scales", records[:, split:], wanted[scale])

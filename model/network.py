@@ -15,7 +15,7 @@ from torch import Tensor
 
 from whalepod.kernels.linear import linear
 from whalepod.kernels.mhc import collapse
-from whalepod.kernels.numerics import tile_rows, wide_dtype
+from whalepod.kernels.numerics import batch_rows, wide_dtype
 from whalepod.kernels.quantise import PackedFormat
 from whalepod.kernels.rms_norm import rms_norm
 
@@ -264,7 +264,7 @@ class Network:
             return {}
         tokens = config.engram_max_ngram_size
         ids = torch.cat([look_back(s.token_ids, s.history, tokens=tokens) for s in segments])
-        missing = -len(ids) % tile_rows(len(ids)) if padded is None else padded - len(ids)
+        missing = (batch_rows(len(ids)) if padded is None else padded) - len(ids)
         ids = torch.cat((ids, ids[-1:].expand(missing, -1)))
         compressed = compress(ids, self._token_map, image_token_id=config.image_token_id)
         pad_id = int(self._token_map[config.engram_pad_token_id])

@@ -9,7 +9,7 @@ from typing import Self
 import numpy as np
 from numpy.typing import NDArray
 
-from whalepod.kernels.numerics import tile_rows
+from whalepod.kernels.numerics import batch_rows
 
 Ints = NDArray[np.int64]
 
@@ -18,8 +18,8 @@ Ints = NDArray[np.int64]
 class Rows:
     """Some consecutive rows of each segment, one segment after the other, as layers compute them.
 
-    They are padded to whole tiles of the kernels by repeating the last row, whose copies compute what it computes and
-    are never written to a cache.
+    They are padded as the kernels like it best (`batch_rows`) by repeating the last row, whose copies compute what it
+    computes and are never written to a cache.
     """
 
     starts: Ints
@@ -56,7 +56,7 @@ class Rows:
 
 def pad(rows: Ints, padded: int | None = None) -> Ints:
     """[rows] with the last one repeated up to `padded` rows, or to whole tiles."""
-    missing = -len(rows) % tile_rows(len(rows)) if padded is None else padded - len(rows)
+    missing = (batch_rows(len(rows)) if padded is None else padded) - len(rows)
     return np.pad(rows, (0, missing), mode="edge") if missing else rows
 
 

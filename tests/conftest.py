@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
 from pathlib import Path
 from types import ModuleType
 
@@ -34,6 +34,17 @@ def modules_under_root_names(modules: Mapping[str, ModuleType]) -> list[str]:
 
 def _locations(module: ModuleType) -> set[Path]:
     return {Path(location).resolve() for location in getattr(module, "__path__", [])}
+
+
+@pytest.fixture(params=["reference", "operators"])
+def arithmetic(request: pytest.FixtureRequest) -> Generator[str]:
+    """Both arithmetics of a CPU, one after the other: the references, the compiled operators."""
+    from whalepod.kernels.native import library
+
+    if request.param == "operators" and not library.available():
+        pytest.skip(f"no compiled operators: {library.REASON_MISSING}")
+    with library.chosen(wanted=request.param == "operators"):
+        yield request.param
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:

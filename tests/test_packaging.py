@@ -133,7 +133,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def files_to_ship() -> set[str]:
     """Every committed file that the installed package needs, by its name in the wheel. Of C it needs what was built."""
-    names = [name for name in committed_files() if (ROOT / name).is_file() and not name.endswith((".md", ".c"))]
+    names = [name for name in committed_files() if (ROOT / name).is_file() and not name.endswith((".md", ".c", ".h"))]
     linked = {f"whalepod/{name}" for name in names if name.split("/")[0] in (*PRODUCT_FOLDERS, "models")}
     return linked | {name.removeprefix("src/") for name in names if name.startswith("src/whalepod/")}
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from . import reference
+from whalepod.kernels.native import library
+
+from . import native, reference
 
 
 def sink_attention(queries: Tensor, keys: Tensor, valid: Tensor, sink: Tensor, *, scale: float) -> Tensor:
@@ -17,4 +19,6 @@ def sink_attention(queries: Tensor, keys: Tensor, valid: Tensor, sink: Tensor, *
     rows, heads, width = queries.shape
     assert keys.shape == (*valid.shape, width), (queries.shape, keys.shape, valid.shape)
     assert (valid.shape[0], sink.shape[0]) == (rows, heads), (queries.shape, valid.shape, sink.shape)
+    if library.takes(queries, keys, sink):
+        return native.sink_attention(queries, keys, valid, sink, scale=scale)
     return reference.sink_attention(queries, keys, valid, sink, scale=scale)

@@ -5,7 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from . import reference
+from whalepod.kernels.native import library
+
+from . import native, reference
 
 
 def engram_gate(streams: Tensor, keys: Tensor, weight: Tensor, *, eps: float) -> Tensor:
@@ -28,4 +30,6 @@ def let_in(streams: Tensor, projected: Tensor, weight: Tensor, text: Tensor | No
         from . import triton_kernel
 
         return triton_kernel.let_in(streams, projected, weight, text, eps=eps)
+    if library.takes(streams, projected, weight):
+        return native.let_in(streams, projected, weight, text, eps=eps)
     return reference.let_in(streams, projected, weight, text, eps=eps)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from whalepod.kernels.experts import combine_outputs
+
 from .layout import HEAD_BYTES, SLOT_BYTES, MessageLayout, aligned_view
 
 FIRST_SLOT = HEAD_BYTES // SLOT_BYTES
@@ -48,7 +50,7 @@ def decode(records: Tensor, layout: MessageLayout) -> Tensor:
 
 
 def gather_sum(outputs: Tensor, places: Tensor, weights: Tensor) -> Tensor:
-    return (outputs[places] * weights.unsqueeze(2)).sum(dim=1)
+    return combine_outputs(outputs[places], weights)
 
 
 def _body(messages: Tensor, layout: MessageLayout) -> Tensor:

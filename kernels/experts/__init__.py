@@ -6,9 +6,10 @@ import torch
 from torch import Tensor
 
 from whalepod.kernels.fallbacks import note_fallback
+from whalepod.kernels.native import library
 from whalepod.kernels.quantise import FP8_BLOCK32, PackedFormat
 
-from . import reference
+from . import native, reference
 
 
 def routed_experts(
@@ -34,6 +35,8 @@ def routed_experts(
         return triton_kernel.routed_experts(x, ids, weights, gate_up, down, limit=limit, input_format=input_format)
     if x.is_cuda:
         note_fallback("routed_experts", f"rows are {x.dtype}, inputs rounded to {input_format}")
+    if library.takes(x, weights, gate_up, down):
+        return native.routed_experts(x, ids, weights, gate_up, down, limit=limit, input_format=input_format)
     return reference.routed_experts(x, ids, weights, gate_up, down, limit=limit, input_format=input_format)
 
 
@@ -60,6 +63,8 @@ def expert_outputs(
         return triton_kernel.expert_outputs(x, rows, experts, gate_up, down, limit=limit, input_format=input_format)
     if x.is_cuda:
         note_fallback("expert_outputs", f"rows are {x.dtype}, inputs rounded to {input_format}")
+    if library.takes(x, gate_up, down):
+        return native.expert_outputs(x, rows, experts, gate_up, down, limit=limit, input_format=input_format)
     return reference.expert_outputs(x, rows, experts, gate_up, down, limit=limit, input_format=input_format)
 
 
@@ -71,6 +76,8 @@ def combine_outputs(outputs: Tensor, weights: Tensor) -> Tensor:
         from . import triton_kernel
 
         return triton_kernel.combine_outputs(outputs, weights)
+    if library.takes(outputs, weights):
+        return native.combine_outputs(outputs, weights)
     return reference.combine_outputs(outputs, weights)
 
 
@@ -86,4 +93,6 @@ def dense_expert(
         from . import triton_kernel
 
         return triton_kernel.dense_expert(x, gate_up, down, limit=limit, input_format=input_format)
+    if library.takes(x, gate_up, down):
+        return native.dense_expert(x, gate_up, down, limit=limit, input_format=input_format)
     return reference.dense_expert(x, gate_up, down, limit=limit, input_format=input_format)

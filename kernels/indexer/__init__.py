@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from . import reference
+from whalepod.kernels.native import library
+
+from . import native, reference
 
 
 def index_scores(queries: Tensor, weights: Tensor, keys: Tensor) -> Tensor:
@@ -14,6 +16,8 @@ def index_scores(queries: Tensor, weights: Tensor, keys: Tensor) -> Tensor:
     A score's bits do not depend on how many rows or entries there are.
     """
     assert queries.shape == (*weights.shape, keys.shape[1]), (queries.shape, weights.shape, keys.shape)
+    if library.takes(queries, weights, keys):
+        return native.index_scores(queries, weights, keys)
     return reference.index_scores(queries, weights, keys)
 
 
@@ -25,6 +29,8 @@ def candidate_mask(scores: Tensor, visible: Tensor, *, block: int, top_blocks: i
     visible entry never. Ties go to the lower block.
     """
     assert visible.shape == scores.shape[:1], (scores.shape, visible.shape)
+    if library.takes(scores):
+        return native.candidate_mask(scores, visible, block=block, top_blocks=top_blocks)
     return reference.candidate_mask(scores, visible, block=block, top_blocks=top_blocks)
 
 
@@ -32,4 +38,6 @@ def select_top(scores: Tensor, allowed: Tensor, *, count: int) -> Tensor:
     """scores [rows, entries], allowed [rows, entries] bool -> [rows, count] int64: the best allowed entries of each
     row, ascending, then -1. Ties go to the lower entry, whatever the width."""
     assert scores.shape == allowed.shape, (scores.shape, allowed.shape)
+    if library.takes(scores):
+        return native.select_top(scores, allowed, count=count)
     return reference.select_top(scores, allowed, count=count)

@@ -5,7 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from . import cuda, reference
+from whalepod.kernels.native import library
+
+from . import cuda, native, reference
 
 
 def linear(x: Tensor, weight: Tensor, *, out_dtype: torch.dtype | None = None) -> Tensor:
@@ -17,6 +19,8 @@ def linear(x: Tensor, weight: Tensor, *, out_dtype: torch.dtype | None = None) -
     assert (x.ndim, x.shape[-1]) == (2, weight.shape[1]), (x.shape, weight.shape)
     if x.is_cuda and x.dtype == weight.dtype == torch.bfloat16:
         return cuda.linear(x, weight, out_dtype=out_dtype or x.dtype)
+    if out_dtype in (None, torch.float32) and library.takes(x, weight):
+        return native.linear(x, weight)
     return reference.linear(x, weight, out_dtype=out_dtype or x.dtype)
 
 
@@ -25,4 +29,6 @@ def grouped_linear(x: Tensor, weight: Tensor) -> Tensor:
     assert x.shape[1:] == weight.shape[::2], (x.shape, weight.shape)
     if x.is_cuda and x.dtype == weight.dtype == torch.bfloat16:
         return cuda.grouped_linear(x, weight)
+    if library.takes(x, weight):
+        return native.grouped_linear(x, weight)
     return reference.grouped_linear(x, weight)

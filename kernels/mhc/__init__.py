@@ -5,9 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from whalepod.kernels.native import library
 from whalepod.kernels.numerics import tile_rows
 
-from . import reference
+from . import native, reference
 from .reference import Mixes
 
 __all__ = ["Mixes", "collapse", "expand", "predict_mixes", "split_mixes", "spread_scale"]
@@ -41,12 +42,16 @@ def predict_mixes(
             for tile in tiles
         ]
         return Mixes(*parts[0]) if len(parts) == 1 else Mixes(*map(torch.cat, zip(*parts, strict=True)))
+    if library.takes(streams, fn, scale, base) and streams.shape[1] <= native.STREAMS_MAX:
+        return native.predict_mixes(streams, fn, scale, base, rms_eps=rms_eps, eps=eps, iterations=iterations)
     return reference.predict_mixes(streams, fn, scale, base, rms_eps=rms_eps, eps=eps, iterations=iterations)
 
 
 def split_mixes(values: Tensor, scale: Tensor, base: Tensor, *, eps: float, iterations: int) -> Mixes:
     """values [rows, (2 + S) · S], already normalised -> `Mixes`: sigmoids for pre and post, Sinkhorn for comb."""
     assert values.shape[1:] == scale.shape == base.shape, (values.shape, scale.shape, base.shape)
+    if library.takes(values, scale, base) and values.shape[1] <= (2 + native.STREAMS_MAX) * native.STREAMS_MAX:
+        return native.split_mixes(values, scale, base, eps=eps, iterations=iterations)
     return reference.split_mixes(values, scale, base, eps=eps, iterations=iterations)
 
 
@@ -57,6 +62,8 @@ def collapse(streams: Tensor, weights: Tensor) -> Tensor:
         from . import triton_kernel
 
         return triton_kernel.collapse(streams, weights)
+    if library.takes(streams, weights):
+        return native.collapse(streams, weights)
     return reference.collapse(streams, weights)
 
 
@@ -67,4 +74,6 @@ def expand(y: Tensor, streams: Tensor, mixes: Mixes) -> Tensor:
         from . import triton_kernel
 
         return triton_kernel.expand(y, streams, mixes.post, mixes.comb)
+    if library.takes(y, streams, mixes.post, mixes.comb):
+        return native.expand(y, streams, mixes)
     return reference.expand(y, streams, mixes)

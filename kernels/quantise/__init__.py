@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .reference import FP4_BLOCK16, FP8_BLOCK32, MXFP4_BLOCK32, PackedFormat
+from .packed_format import FP4_BLOCK16, FP8_BLOCK32, MXFP4_BLOCK32, PackedFormat
 
 __all__ = ["FP4_BLOCK16", "FP8_BLOCK32", "MXFP4_BLOCK32", "PackedFormat", "round_trip"]
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from whalepod.kernels.native import library
 from whalepod.kernels.quantise import FP8_BLOCK32
 
-from . import reference
+from . import native, reference
 from .reference import inverse_rms
 
 __all__ = ["inverse_rms", "rms_norm", "rms_norm_fp8"]
@@ -21,6 +22,8 @@ def rms_norm(x: Tensor, weight: Tensor, *, eps: float) -> Tensor:
         from . import triton_kernel
 
         return triton_kernel.rms_norm(x, weight, eps=eps)
+    if library.takes(x, weight):
+        return native.rms_norm(x, weight, eps=eps)
     return reference.rms_norm(x, weight, eps=eps)
 
 

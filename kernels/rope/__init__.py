@@ -5,7 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from . import reference
+from whalepod.kernels.native import library
+
+from . import native, reference
 
 
 def rotary_angles(positions: Tensor, frequencies: Tensor) -> tuple[Tensor, Tensor]:
@@ -32,6 +34,8 @@ def rotate(x: Tensor, own: Tensor, neighbour: Tensor) -> Tensor:
     to the dtype of `x`.
     """
     assert own.shape == neighbour.shape == (x.shape[0], x.shape[-1]), (x.shape, own.shape, neighbour.shape)
+    if library.takes(x, own, neighbour):
+        return native.rotate(x, own, neighbour)
     return reference.rotate(x, own, neighbour)
 
 
@@ -43,4 +47,4 @@ def rotate_in_place(x: Tensor, cos: Tensor, sin: Tensor) -> None:
 
         triton_kernel.rotate_in_place(x, cos, sin)
         return
-    x.copy_(reference.rotate(x, *reference.rotary_factors(cos, sin, x.shape[2])))
+    x.copy_(rotate(x, *reference.rotary_factors(cos, sin, x.shape[2])))

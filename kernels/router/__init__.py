@@ -6,8 +6,9 @@ import torch
 from torch import Tensor
 
 from whalepod.kernels.linear import linear
+from whalepod.kernels.native import library
 
-from . import reference
+from . import native, reference
 
 
 def route(x: Tensor, weight: Tensor, bias: Tensor, *, chosen: int, factor: float) -> tuple[Tensor, Tensor]:
@@ -22,4 +23,6 @@ def route(x: Tensor, weight: Tensor, bias: Tensor, *, chosen: int, factor: float
         from . import triton_kernel
 
         return triton_kernel.choose(linear(x, weight, out_dtype=torch.float32), bias, chosen=chosen, factor=factor)
+    if library.takes(x, weight, bias):
+        return native.choose(linear(x, weight), bias, chosen=chosen, factor=factor)
     return reference.route(x, weight, bias, chosen=chosen, factor=factor)

@@ -6,12 +6,14 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
+import pytest
 from numpy.typing import NDArray
 
 from tests.engine.engine_world import GREEDY, OPTIONS, World, oracle, prompt_of
 from whalepod.engine.device import LaunchedRows
 from whalepod.engine.interface import Fidelity, SampledToken
 from whalepod.engine.runner import StepRunner
+from whalepod.kernels.native import library
 from whalepod.kernels.numerics import ROW_TILE, tile_rows
 from whalepod.model.draft import Anchor, Chooser, Drafts
 
@@ -58,8 +60,16 @@ def test_one_exact_request_in_a_step_makes_every_row_of_it_exact() -> None:
 
 
 def test_fast_requests_among_themselves_differ_by_rounding() -> None:
-    truth, fast = [oracle(tokens, GREEDY) for tokens in TOKENS], _answers(*[Fidelity.FAST] * 3)
+    """Of the references: the compiled operators have one arithmetic."""
+    with library.chosen(wanted=False):
+        truth, fast = _answers(*[Fidelity.EXACT] * 3), _answers(*[Fidelity.FAST] * 3)
     assert fast != truth, "the other arithmetic was not chosen"
     for ours, theirs in zip(fast, truth, strict=True):
         assert [token.id for token in ours] == [token.id for token in theirs]
         assert np.allclose([token.logprob or 0 for token in ours], [token.logprob or 0 for token in theirs], atol=1e-3)
+
+
+@pytest.mark.skipif(not library.available(), reason=f"no compiled operators: {library.REASON_MISSING}")
+def test_fast_requests_get_the_bits_of_exact_ones_from_the_compiled_operators() -> None:
+    with library.chosen(wanted=True):
+        assert _answers(*[Fidelity.FAST] * 3) == _answers(*[Fidelity.EXACT] * 3)

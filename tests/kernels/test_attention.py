@@ -7,6 +7,8 @@ from torch import Tensor
 from tests.kernels.row_bits import rows_that_differ, seeded
 from whalepod.kernels.attention import sink_attention
 
+pytestmark = pytest.mark.usefixtures("arithmetic")
+
 HEADS, WIDTH, KEYS = 3, 16, 21
 SINK = seeded(HEADS, seed=9)
 

@@ -6,6 +6,8 @@ import torch
 from tests.kernels.row_bits import rows_that_differ, seeded
 from whalepod.kernels.compressor import pool_groups
 
+pytestmark = pytest.mark.usefixtures("arithmetic")
+
 
 @pytest.mark.parametrize("ratio", [1, 2, 4])
 def test_each_channel_has_a_softmax_of_its_own_over_the_group(ratio: int) -> None:

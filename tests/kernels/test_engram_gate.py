@@ -1,10 +1,13 @@
 from __future__ import annotations
 
+import pytest
 import torch
 from torch import Tensor
 
 from tests.kernels.row_bits import rows_that_differ, seeded
 from whalepod.kernels.engram_gate import engram_gate
+
+pytestmark = pytest.mark.usefixtures("arithmetic")
 
 WEIGHT = seeded(4, 32, seed=1)
 

@@ -9,6 +9,8 @@ from whalepod.kernels.activation import swiglu
 from whalepod.kernels.experts import dense_expert, routed_experts
 from whalepod.kernels.quantise import FP8_BLOCK32
 
+pytestmark = pytest.mark.usefixtures("arithmetic")
+
 EXPERTS, WIDTH, INNER, CHOSEN = 6, 32, 32, 2
 GATE_UP, DOWN = seeded(EXPERTS, 2 * INNER, WIDTH, seed=1), seeded(EXPERTS, WIDTH, INNER, seed=2)
 

@@ -8,6 +8,8 @@ from tests.kernels.row_bits import rows_that_differ, seeded
 from whalepod.kernels.indexer import candidate_mask, index_scores, select_top
 from whalepod.kernels.indexer.reference import KEY_TILE
 
+pytestmark = pytest.mark.usefixtures("arithmetic")
+
 HEADS, WIDTH = 5, 16
 
 

@@ -8,6 +8,8 @@ from tests.kernels.row_bits import rows_that_differ, seeded
 from whalepod.kernels.linear import grouped_linear, linear
 from whalepod.kernels.numerics import ROW_TILE
 
+pytestmark = pytest.mark.usefixtures("arithmetic")
+
 SHAPES = [(64, 512), (512, 64), (192, 640), (128, 16), (33, 7), (34, 3), (6, 5)]
 
 

@@ -7,6 +7,8 @@ from torch import Tensor
 from tests.kernels.row_bits import rows_that_differ, seeded
 from whalepod.kernels.mhc import Mixes, collapse, expand, predict_mixes, split_mixes, spread_scale
 
+pytestmark = pytest.mark.usefixtures("arithmetic")
+
 EPS = 1e-6
 
 

@@ -16,6 +16,8 @@ from whalepod.kernels.indexer import index_scores
 from whalepod.kernels.linear import grouped_linear, linear
 from whalepod.kernels.numerics import ROW_TILE, pad_rows, tile_rows, whole_batches
 
+pytestmark = pytest.mark.usefixtures("arithmetic")
+
 WEIGHT, GROUPED = seeded(48, 64, seed=1), seeded(2, 24, 32, seed=2)
 GATE_UP, DOWN = seeded(6, 64, 64, seed=3), seeded(6, 64, 32, seed=4)
 KEYS, INDEX_KEYS, SINK = seeded(64, 20, 32, seed=5), seeded(150, 16, seed=6), seeded(2, seed=7)

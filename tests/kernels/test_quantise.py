@@ -7,6 +7,8 @@ from torch import Tensor
 from tests.kernels.row_bits import rows_that_differ, seeded
 from whalepod.kernels.quantise import FP4_BLOCK16, FP8_BLOCK32, MXFP4_BLOCK32, PackedFormat
 
+pytestmark = pytest.mark.usefixtures("arithmetic")
+
 FORMATS = [FP8_BLOCK32, FP4_BLOCK16, MXFP4_BLOCK32]
 MAGNITUDES = torch.tensor([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0])
 

@@ -1,9 +1,12 @@
 from __future__ import annotations
 
+import pytest
 import torch
 
 from tests.kernels.row_bits import rows_that_differ, seeded
 from whalepod.kernels.rms_norm import rms_norm
+
+pytestmark = pytest.mark.usefixtures("arithmetic")
 
 
 def test_rows_are_scaled_to_unit_mean_square_times_weight() -> None:

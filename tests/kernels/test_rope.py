@@ -1,9 +1,12 @@
 from __future__ import annotations
 
+import pytest
 import torch
 
 from tests.kernels.row_bits import rows_that_differ, seeded
 from whalepod.kernels.rope import rotary_angles, rotary_factors, rotate
+
+pytestmark = pytest.mark.usefixtures("arithmetic")
 
 FREQUENCIES = torch.tensor([1.0, 0.1, 1e-3])
 

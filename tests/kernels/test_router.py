@@ -1,11 +1,14 @@
 from __future__ import annotations
 
+import pytest
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from tests.kernels.row_bits import rows_that_differ, seeded
 from whalepod.kernels.router import route
+
+pytestmark = pytest.mark.usefixtures("arithmetic")
 
 WEIGHT = seeded(10, 32, seed=1)
 

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from tests.model.network_world import PLAIN, golden_config
+from whalepod.kernels.native import library
 from whalepod.kernels.numerics import ROW_TILE
 from whalepod.model.batch import Segment
 from whalepod.model.batch_plan import BatchPlan, EntryPlan, WindowPlan
@@ -26,12 +27,19 @@ def segment(slot: int, start: int, tokens: int, **fields: object) -> Segment:
 
 
 def test_rows_are_padded_to_whole_tiles_by_their_last() -> None:
-    rows = Rows.between(ints(5, 0, 40), ints(7, 0, 43))
+    with library.chosen(wanted=False):
+        rows = Rows.between(ints(5, 0, 40), ints(7, 0, 43))
     assert rows.count == 5
     assert rows.positions.tolist() == [5, 6, 40, 41, 42] + [42] * (ROW_TILE - 5)
     assert rows.segments.tolist() == [0, 0, 2, 2, 2] + [2] * (ROW_TILE - 5)
     assert rows.slices() == [slice(0, 2), slice(2, 2), slice(2, ROW_TILE)]
     assert Rows.between(ints(3), ints(3)).positions.tolist() == []
+
+
+@pytest.mark.skipif(not library.available(), reason=f"no compiled operators: {library.REASON_MISSING}")
+def test_operators_take_rows_without_padding() -> None:
+    with library.chosen(wanted=True):
+        assert Rows.between(ints(5, 40), ints(7, 43)).positions.tolist() == [5, 6, 40, 41, 42]
 
 
 @pytest.mark.parametrize(("start", "end", "low"), [(0, 3, 0), (0, 30, 0), (25, 26, 0), (25, 60, 20), (25, 60, 30)])
