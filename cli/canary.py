@@ -198,6 +198,7 @@ def _llm(config: ClusterConfig, fidelity: Fidelity) -> LLM:
         chunk_tokens=config.prefill.chunk_tokens,
         quantized_caches=config.engine.quantized_caches,
         threads=config.engine.threads,
+        cpu_operators=config.engine.cpu_operators,
         device=config.engine.device,
         draft_tokens=0,
     )

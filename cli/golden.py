@@ -24,6 +24,9 @@ def golden(
         bool, typer.Option("--bfloat16", help="By a network in bfloat16 with quantised caches, as a GPU serves it.")
     ] = False,
     fidelity: Annotated[Fidelity, typer.Option(help="Whose arithmetic is compared.")] = Fidelity.EXACT,
+    cpu_operators: Annotated[
+        bool, typer.Option(help="On a CPU, that of the compiled operators, where they are there.")
+    ] = True,
 ) -> None:
     """Run every set of vectors below DIR, in the format of tests/golden/README.md.
 
@@ -37,12 +40,14 @@ def golden(
 
     from whalepod.engine.conformity_serving import run_serving_sets
     from whalepod.engine.rank_model import usable_device
+    from whalepod.kernels.native import library
     from whalepod.kernels.numerics import whole_batches
     from whalepod.model.conformity import Status
     from whalepod.model.conformity_runner import run_directory
 
     torch.set_num_threads(1)
     usable_device(device)
+    library.decide(wanted=cpu_operators)
     console = Console(width=None if sys.stdout.isatty() else 120)
     table = Table(title=f"Golden vectors of {directory}", box=SIMPLE_HEAD)
     table.add_column("set", no_wrap=True)

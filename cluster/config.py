@@ -112,7 +112,14 @@ class EngineSettings(_Section):
         default=None, ge=1, description="longest prompt plus answer; default: the model's"
     )
     threads: int = Field(
-        default=1, ge=1, description="CPU threads of one rank; results do not depend on it, speed does"
+        default=1,
+        ge=1,
+        description="CPU threads of torch in one rank; results do not depend on it; the compiled operators take one",
+    )
+    cpu_operators: bool = Field(
+        default=True,
+        description="compute on a CPU with the compiled operators, where they are there; other bits than without them, "
+        "so the ranks of a cluster must agree",
     )
     device: str = Field(default="cpu", description="where ranks compute: `cpu`, `cuda` or `cuda:N`")
     quantized_caches: bool = Field(

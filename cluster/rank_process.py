@@ -314,6 +314,7 @@ class RankProcess:
             block_tokens=config.engine.block_tokens,
             quantized_caches=config.engine.quantized_caches,
             threads=config.engine.threads,
+            cpu_operators=config.engine.cpu_operators,
             kept_rows=config.engine.kept_rows,
             device=config.engine.device,
             seat=self._seat,

@@ -93,6 +93,7 @@ class LLM:
         draft_tokens: int | None = None,
         quantized_caches: bool = True,
         threads: int = 1,
+        cpu_operators: bool = True,
         device: str | None = None,
         variables: Mapping[str, str] = os.environ,
     ) -> None:
@@ -116,6 +117,7 @@ class LLM:
             block_tokens=block_tokens,
             quantized_caches=quantized_caches,
             threads=threads,
+            cpu_operators=cpu_operators,
             device=device or upstream.get("engine.device", "cpu"),
             kept_rows=_number(upstream, "engine.kept_rows"),
         )

@@ -10,6 +10,7 @@ from typing import Self
 import torch
 
 from whalepod.core.errors import ConfigError
+from whalepod.kernels.native import library
 from whalepod.kernels.quantise import FP8_BLOCK32, PackedFormat
 from whalepod.kvstore.namespace import Namespace
 from whalepod.kvstore.value_format import BlockLayout
@@ -61,18 +62,23 @@ class RankModel:
         threads: int = 1,
         kept_rows: int | None = None,
         device: str = "cpu",
+        cpu_operators: bool | None = None,
         seat: Seat | None = None,
         before_loading: Callable[[RankShape], None] | None = None,
     ) -> Self:
         """Read the weights of `role` to `device` (`cpu`, `cuda`, `cuda:1`). `block_tokens` None: the model's. Results
-        depend on the kind of device, not on `threads`. `kept_rows`: as many as the model must have. With a `seat`, only
-        the experts that the rank holds are read: it computes within its group (`expert_parallel/`) only.
+        depend on the kind of device, not on `threads`. `cpu_operators`: whether the process calculates with the
+        compiled ones (`kernels/native`); None: as it does already, which is with them if they are there. `kept_rows`:
+        as many as the model must have. With a `seat`, only the experts that the rank holds are read: it computes within
+        its group (`expert_parallel/`) only.
         `before_loading` may refuse what it is shown.
 
-        Sets the threads of the process. Raises ConfigError or CheckpointError.
+        Sets the threads and the operators of the process. Raises ConfigError or CheckpointError.
         """
         torch.set_num_threads(threads)
         place = usable_device(device)
+        if place.type == "cpu":
+            library.decide(wanted=cpu_operators)
         dtype = DTYPES[place.type]
         config = ModelConfig.from_dir(model_dir)
         config.check_kept_rows(kept_rows)
@@ -199,7 +205,8 @@ def numerics_name(device: torch.device, dtype: torch.dtype) -> str:
     """How a rank calculates: ranks that do so alike write the same state."""
     name = str(dtype).removeprefix("torch.")
     if device.type == "cpu":
-        return f"cpu reference, {name}"
+        operators = library.in_use() and dtype is torch.float32
+        return f"cpu operators {library.NUMERICS}, {name}" if operators else f"cpu reference, {name}"
     return f"{torch.cuda.get_device_name(device)}, {name}"
 
 
