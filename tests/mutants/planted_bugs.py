@@ -2,27 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from pathlib import Path
-
-ROOT = Path(__file__).parents[2]
-
-
-@dataclass(frozen=True)
-class PlantedBug:
-    """`right` occurs once in `file` (relative to the repository) and becomes `wrong`."""
-
-    name: str
-    file: str
-    right: str
-    wrong: str
-
-    def planted(self, source: str) -> str:
-        """Raises ValueError unless `right` occurs exactly once."""
-        if source.count(self.right) != 1:
-            raise ValueError(f"{self.name}: {self.file} has {source.count(self.right)} places for this bug, not 1")
-        return source.replace(self.right, self.wrong)
-
+from tests.mutants.planted_bug import PlantedBug
+from tests.mutants.planted_operator_bugs import OPERATOR_BUGS
 
 READ_RING = (
     "    pool = torch.cat((records.new_zeros(1, records.shape[1]), ring.index_select(0, plan.previous), records))\n"
@@ -336,4 +317,5 @@ BUGS = (
         "torch.maximum(scores.amax(dim=-1, keepdim=True), sink)",
         "torch.maximum(scores.amax(), sink)",
     ),
+    *OPERATOR_BUGS,
 )

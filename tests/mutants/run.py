@@ -21,7 +21,9 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from tests.mutants.planted_bugs import BUGS, ROOT, PlantedBug
+from tests.mutants.planted_bug import ROOT, Arithmetic, PlantedBug
+from tests.mutants.planted_bugs import BUGS
+from tests.native_build import build, compiler
 
 PACKAGE = Path("src") / "whalepod"
 LIMIT_S = 300
@@ -40,9 +42,11 @@ def copy_sources(target: Path, bug: PlantedBug | None) -> None:
     if bug is not None:
         path = package / bug.file
         path.write_text(bug.planted(path.read_text(encoding="utf-8")), encoding="utf-8")
+        if bug.compiled:
+            build(path.parent)
 
 
-def look_for_bug(import_root: Path, answer: Connection) -> None:
+def look_for_bug(import_root: Path, arithmetic: Arithmetic, answer: Connection) -> None:
     """In a process of its own: run the checks against the sources of `import_root`."""
     sys.path.insert(0, str(import_root))
     sys.dont_write_bytecode = True
@@ -53,19 +57,22 @@ def look_for_bug(import_root: Path, answer: Connection) -> None:
         answer.send(f"import: {error!r}")
         return
     import whalepod.model
+    from whalepod.kernels.native import library
 
     loaded = next(iter(whalepod.model.__path__))
     assert Path(loaded).is_relative_to(import_root), f"checked {loaded}, not the copy"
+    assert arithmetic is not Arithmetic.OPERATORS or library.available(), library.REASON_MISSING
+    library.choose(wanted=arithmetic is not Arithmetic.REFERENCE)
     answer.send(checks.first_to_notice())
 
 
-def noticed_by(bug: PlantedBug | None) -> str | None:
+def noticed_by(bug: PlantedBug | None, arithmetic: Arithmetic) -> str | None:
     """The check that notices the bug; None if all pass."""
     context = multiprocessing.get_context("fork")
     receiver, sender = context.Pipe(duplex=False)
     with tempfile.TemporaryDirectory(prefix="whalepod-mutant-") as directory:
         copy_sources(Path(directory), bug)
-        process = context.Process(target=look_for_bug, args=(Path(directory) / "src", sender))
+        process = context.Process(target=look_for_bug, args=(Path(directory) / "src", arithmetic, sender))
         process.start()
         sender.close()
         try:
@@ -81,16 +88,19 @@ def noticed_by(bug: PlantedBug | None) -> str | None:
 def main() -> int:
     console = Console(width=None if sys.stdout.isatty() else 120)
     chosen = [bug for bug in BUGS if not sys.argv[1:] or any(word in bug.name for word in sys.argv[1:])]
-    control = noticed_by(None)
-    if control is not None:
-        console.print(f"The unchanged sources do not pass: {control}")
-        return 1
+    if compiler() is None:
+        console.print("There is no C compiler: the compiled operators are left out.")
+        chosen = [bug for bug in chosen if not bug.compiled]
+    for arithmetic in Arithmetic:
+        if arithmetic in {bug.arithmetic for bug in chosen} and (control := noticed_by(None, arithmetic)) is not None:
+            console.print(f"The unchanged sources do not pass with {arithmetic.value}: {control}")
+            return 1
     table = Table("planted bug", "file", "noticed by")
     caught = 0
     with console.status("") as status:
         for bug in chosen:
             status.update(bug.name)
-            check = noticed_by(bug)
+            check = noticed_by(bug, bug.arithmetic)
             caught += check is not None
             table.add_row(bug.name, bug.file, check or "[bold red]nothing[/]")
     console.print(table)
