@@ -75,10 +75,8 @@ class RankModel:
 
         Sets the threads and the operators of the process. Raises ConfigError or CheckpointError.
         """
-        torch.set_num_threads(threads)
         place = usable_device(device)
-        if place.type == "cpu":
-            library.decide(wanted=cpu_operators)
+        set_arithmetic(place, threads=threads, cpu_operators=cpu_operators)
         dtype = DTYPES[place.type]
         config = ModelConfig.from_dir(model_dir)
         config.check_kept_rows(kept_rows)
@@ -199,6 +197,13 @@ def usable_device(name: str) -> torch.device:
         if (device.index or 0) >= count:
             raise ConfigError(f"device {name} is not there: PyTorch {torch.__version__} sees {count} GPUs here")
     return device
+
+
+def set_arithmetic(device: torch.device, *, threads: int, cpu_operators: bool | None) -> None:
+    """How this process calculates from here on, as `RankModel.load` says; before its `numerics_name` is asked for."""
+    torch.set_num_threads(threads)
+    if device.type == "cpu":
+        library.decide(wanted=cpu_operators)
 
 
 def numerics_name(device: torch.device, dtype: torch.dtype) -> str:

@@ -13,7 +13,6 @@ from concurrent.futures import ThreadPoolExecutor
 from wsgiref.simple_server import WSGIServer
 
 import grpc
-import torch
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
@@ -37,7 +36,7 @@ from whalepod.cluster.vision_orders import VisionCaller
 from whalepod.core.clock import SYSTEM_CLOCK, Clock, Deadline
 from whalepod.core.errors import ConfigError
 from whalepod.engine.boundaries import Boundaries
-from whalepod.engine.rank_model import DTYPES, StateIdentity, usable_device
+from whalepod.engine.rank_model import DTYPES, StateIdentity, set_arithmetic, usable_device
 from whalepod.model.config import ModelConfig
 from whalepod.model.record_formats import RELEASE_FORMATS, plain_formats
 from whalepod.model.tokenizer import Tokenizer
@@ -162,7 +161,7 @@ class VisionProcess:
         model, device = ModelConfig.from_dir(config.model_dir), usable_device(engine.device)
         if model.vision_config is None:
             raise ConfigError(f"{config.model_dir} has no vision_config: this model sees no images")
-        torch.set_num_threads(engine.threads)
+        set_arithmetic(device, threads=engine.threads, cpu_operators=engine.cpu_operators)
         dtype = DTYPES[device.type]
         boundaries = Boundaries(model, model.block_tokens if engine.block_tokens is None else engine.block_tokens)
         formats = RELEASE_FORMATS if engine.quantized_caches else plain_formats(dtype)
