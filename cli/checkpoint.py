@@ -17,6 +17,7 @@ class Form(StrEnum):
     """Mirrors `WeightFormat`: the command must list its values without importing torch."""
 
     FLOAT32 = "float32"
+    BFLOAT16 = "bfloat16"
     RELEASE = "release"
 
 
@@ -33,7 +34,9 @@ def tiny(
     seed: Annotated[int, typer.Option(min=0, help="The same seed gives the same bytes.")] = 0,
     form: Annotated[
         Form,
-        typer.Option("--format", help="Plain float32, or as released: FP8 blocks, packed FP4 experts, two shards."),
+        typer.Option(
+            "--format", help="Plain float32 or bfloat16, or as released: FP8 blocks, packed FP4 experts, two shards."
+        ),
     ] = Form.FLOAT32,
     force: Annotated[bool, typer.Option("--force", help="Replace a checkpoint that is there.")] = False,
     experts: Annotated[

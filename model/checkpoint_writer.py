@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from enum import Enum
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from whalepod.core.errors import ConfigError
 
 from .checkpoint import INDEX_FILE, SINGLE_FILE
 from .config import CONFIG_FILE, ModelConfig
-from .tensor_layout import Storage, TensorSpec, tensor_specs
+from .tensor_layout import Part, Storage, TensorSpec, tensor_specs
 from .tokenizer import TOKENIZER_FILE
 from .weight_formats import encode_fp8_blocks, encode_fp8_rows, encode_mxfp4
 from .weights_fingerprint import SUMS_FILE
@@ -28,6 +28,8 @@ RELEASE_SHARDS = 2
 class WeightFormat(Enum):
     FLOAT32 = "float32"
     """Plain float32 in one file."""
+    BFLOAT16 = "bfloat16"
+    """Plain bfloat16; mixing coefficients, sinks and routing biases float32. The drafter has a file of its own."""
     RELEASE = "release"
     """As released: E4M3 linears, packed experts, E4M3 n-gram tables, the rest bfloat16 and float32; sharded."""
 
@@ -60,13 +62,20 @@ def write_checkpoint(
     config = ModelConfig.from_json(config_json)
     stored: dict[str, Tensor] = {}
     for spec in tensor_specs(config):
-        stored |= {spec.name: tensors[spec.name]} if form is WeightFormat.FLOAT32 else _encode(spec, tensors, config)
+        stored |= (
+            _encode(spec, tensors, config) if form is WeightFormat.RELEASE else {spec.name: _plain(spec, tensors, form)}
+        )
     if form is WeightFormat.FLOAT32:
         save_file(stored, directory / SINGLE_FILE)
     else:
-        _write_shards(directory, stored)
+        _write_shards(directory, _split(stored.items()) if form is WeightFormat.RELEASE else _by_part(stored, config))
     (directory / TOKENIZER_FILE).write_text(tokenizer_json, encoding="utf-8")
     (directory / CONFIG_FILE).write_text(json.dumps(config_json, indent=1) + "\n", encoding="utf-8")
+
+
+def _plain(spec: TensorSpec, tensors: Mapping[str, Tensor], form: WeightFormat) -> Tensor:
+    wide = spec.float32 or form is WeightFormat.FLOAT32
+    return tensors[spec.name].to(torch.float32 if wide else torch.bfloat16).contiguous()
 
 
 def _encode(spec: TensorSpec, tensors: Mapping[str, Tensor], config: ModelConfig) -> dict[str, Tensor]:
@@ -85,13 +94,12 @@ def _encode(spec: TensorSpec, tensors: Mapping[str, Tensor], config: ModelConfig
     return {spec.name: codes, spec.scale_name: scales.view(torch.float8_e8m0fnu)}
 
 
-def _write_shards(directory: Path, stored: Mapping[str, Tensor]) -> None:
-    shards = _split(stored.items())
+def _write_shards(directory: Path, shards: Sequence[Mapping[str, Tensor]]) -> None:
     names = [f"model-{index:05d}-of-{len(shards):05d}.safetensors" for index in range(1, len(shards) + 1)]
     for name, shard in zip(names, shards, strict=True):
-        save_file(shard, directory / name)
+        save_file(dict(shard), directory / name)
     index = {
-        "metadata": {"total_size": sum(tensor.nbytes for tensor in stored.values())},
+        "metadata": {"total_size": sum(tensor.nbytes for shard in shards for tensor in shard.values())},
         "weight_map": {tensor: name for name, shard in zip(names, shards, strict=True) for tensor in shard},
     }
     (directory / INDEX_FILE).write_text(json.dumps(index, indent=1) + "\n", encoding="utf-8")
@@ -102,3 +110,10 @@ def _split(items: Iterable[tuple[str, Tensor]]) -> list[dict[str, Tensor]]:
     ordered = list(items)
     share = -(-len(ordered) // RELEASE_SHARDS)
     return [dict(ordered[start : start + share]) for start in range(0, len(ordered), share)]
+
+
+def _by_part(stored: Mapping[str, Tensor], config: ModelConfig) -> list[dict[str, Tensor]]:
+    """The drafter's tensors last and apart: training it anew replaces one file."""
+    draft = {spec.name for spec in tensor_specs(config) if spec.part is Part.DRAFT}
+    shards = [{name: stored[name] for name in stored if (name in draft) is drafts} for drafts in (False, True)]
+    return [shard for shard in shards if shard]

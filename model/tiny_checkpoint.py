@@ -157,7 +157,7 @@ def tiny_config_json(
     values: dict[str, Any] = {
         "architectures": ["DeepseekV41ForCausalLM"],
         "model_type": "deepseek_v41",
-        "dtype": "bfloat16" if form is WeightFormat.RELEASE else "float32",
+        "dtype": "float32" if form is WeightFormat.FLOAT32 else "bfloat16",
         "bos_token_id": 0,
         "eos_token_id": 1,
         "pad_token_id": 2,
