@@ -8,7 +8,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help venv lock clean corpus serve test test-all bench-peers mutants lint format docs proto proto-check
+.PHONY: help venv lock clean corpus train-tiny serve test test-all bench-peers mutants lint format docs proto proto-check
 
 BIN := .venv/bin
 PYTHON ?=
@@ -79,6 +79,13 @@ $(SMOLLM): | venv
 
 corpus: venv $(SMOLLM)  ## write and build the corpus of whalepod-tiny into build/corpus (training/README.md; needs a GPU)
 	$(BIN)/python -m whalepod.training.corpus build --smollm $(SMOLLM) --out build/corpus $(ARGS)
+
+# Seconds bound each of the two runs on one H200; a run of as many steps and no such bound repeats it (training/README.md).
+TRAINING := $(BIN)/python -m whalepod.training
+train-tiny: venv corpus  ## train whalepod-tiny from build/corpus into build/whalepod-tiny (one H200, 15 minutes)
+	$(TRAINING) backbone --corpus build/corpus --out build/training/backbone --steps 20000 --seconds 500 --seed 0
+	$(TRAINING) draft --corpus build/corpus --state build/training/backbone --out build/training/drafter --steps 20000 --seconds 250 --seed 0
+	$(TRAINING) checkpoint --state build/training/backbone --state build/training/drafter --out build/whalepod-tiny
 
 # ------------------------------------------------------------------------------------------------------------ check
 

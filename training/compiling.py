@@ -1,0 +1,33 @@
+"""Functions that are compiled where they run on a GPU and plain torch elsewhere."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+def compiled_on_gpu(function: Function) -> Function:
+    """`function`, whose first argument is a tensor, compiled for each set of shapes where that tensor lies on a GPU.
+
+    Layers with the same shapes share what is compiled, which is why functions are and not the whole network.
+    """
+    fast = torch.compile(function, dynamic=False)
+
+    @functools.wraps(function)
+    def call(first: Tensor, *rest: object, **named: object) -> object:
+        return (fast if first.is_cuda else function)(first, *rest, **named)
+
+    return call  # pyright: ignore[reportReturnType]  the wrapper has the function's own signature
+
+
+def prepare_compiler() -> None:
+    """Room for every shape of every function, matrix products in TF32 where they are float32."""
+    torch.set_float32_matmul_precision("high")
+    torch._dynamo.config.recompile_limit = 64  # pyright: ignore[reportPrivateUsage, reportPrivateImportUsage]
+    torch._dynamo.config.accumulated_recompile_limit = 4096  # pyright: ignore[reportPrivateUsage, reportPrivateImportUsage]
