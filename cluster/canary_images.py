@@ -13,7 +13,7 @@ import json
 import re
 import struct
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from random import Random
 from typing import Any, Final
 
@@ -25,6 +25,7 @@ from PIL import Image
 from whalepod.core.errors import ServingError
 from whalepod.engine.interface import Fidelity, SampledToken
 from whalepod.engine.sampling_params import SamplingParams
+from whalepod.model.config import ModelConfig
 from whalepod.rpc.router.v1 import router_pb2, router_pb2_grpc
 
 from .canary_report import Answer, CanaryReport, answer_of_tokens, note_difference
@@ -104,7 +105,8 @@ async def run_image_canary(
     report.handed_off = int(await _handed_off(config) - before)
     say("asking the oracle: the same conversations, one process, no store")
     drawn = await asyncio.to_thread(oracle, [case.messages for case in cases], [case.sampling for case in cases])
-    truth = {case.index: answer_of_tokens(tokens) for case, tokens in zip(cases, drawn, strict=True)}
+    eos = ModelConfig.from_dir(config.model_dir).eos_token_id
+    truth = {case.index: spoken(tokens, eos_id=eos) for case, tokens in zip(cases, drawn, strict=True)}
     for case in cases:
         for answers, what in ((cold, "cold"), (warm, "warm")):
             if case.index not in answers or (what == "warm" and fidelity is Fidelity.FAST):
@@ -117,6 +119,12 @@ async def run_image_canary(
     pairs = zip(cases[::2], cases[1::2], strict=False)
     report.control_seen = any(truth[one.index] != truth[other.index] for one, other in pairs)
     return report
+
+
+def spoken(tokens: Sequence[SampledToken], *, eos_id: int) -> Answer:
+    """As a chat completion tells them: its log-probabilities leave out the ends of sequence that it went on after."""
+    scored = answer_of_tokens([token for token in tokens if token.id != eos_id])
+    return replace(scored, token_ids=tuple(token.id for token in tokens))
 
 
 async def _ask_cluster(

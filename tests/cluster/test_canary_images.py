@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import struct
 from typing import Any
 
 import deepseek_recipe as recipe
 import pytest
 
-from whalepod.cluster.canary_images import ImageCase, plan_image_cases
+from whalepod.cluster.canary_images import ImageCase, plan_image_cases, spoken
 from whalepod.cluster.canary_report import Answer, CanaryReport, note_difference
+from whalepod.engine.interface import SampledToken
 from whalepod.model.conformity_vision import RELEASED
 from whalepod.model.vision.preparation import ImagePreparer
 
@@ -41,6 +43,13 @@ def test_a_pair_differs_in_its_pictures_alone() -> None:
 def test_every_picture_is_one_that_the_model_takes() -> None:
     sources = [recipe.DataUrlImageSource(url) for case in plan_image_cases(count=4) for url in urls(case)]
     assert len(ImagePreparer(RELEASED).prepare(sources, field="messages")) == len(sources)
+
+
+def test_an_end_of_sequence_that_was_passed_has_no_score() -> None:
+    drawn = [SampledToken(5, logprob=-1.0), SampledToken(1, logprob=-2.0), SampledToken(6, logprob=-3.0)]
+    answer = spoken(drawn, eos_id=1)
+    assert answer.token_ids == (5, 1, 6)
+    assert answer.logprob_bits == (struct.pack("<f", -1.0), struct.pack("<f", -3.0))
 
 
 @pytest.mark.parametrize(
