@@ -8,14 +8,19 @@ every cache agrees. Nothing here touches the network: who fetches a URL passes o
 
 from __future__ import annotations
 
+import base64
 import hashlib
+import io
 import re
 import struct
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
+from urllib.parse import unquote_to_bytes
 
 import deepseek_recipe as recipe
+from PIL import Image, UnidentifiedImageError
 
 from whalepod.core.errors import ImageError, InternalError
 from whalepod.model.config import VisionConfig
@@ -28,6 +33,8 @@ IMAGES_MAX = 600
 """Of one request; the prompt layer's limit."""
 PREPARED_BYTES_MAX = 32 << 20
 """Of one request's images as they travel to the ranks: half of what one message may have."""
+PIXELS_MAX = 100_000_000
+"""Of one image as it came: 300 MB once it is decoded. A file of a few megabytes may hold a thousand times as many."""
 URL_SHOWN_CHARS = 200
 
 _RELEASED_SIZES = (14, 3, 1024, 295936, None)
@@ -97,6 +104,10 @@ class ImagePreparer:
         return images
 
     def _one(self, source: recipe.ImageSource, quota: recipe.ImageQuota, field: str) -> PreparedImage:
+        pixels = _pixels(source)
+        if pixels > PIXELS_MAX:
+            message = f"the image has {pixels} pixels; at most {PIXELS_MAX} are taken"
+            raise ImageError(field, "ImageTooLarge", message, place=source.path)
         try:
             resolved = self._resolver.resolve([source], quota)
         except recipe.ImageError as error:
@@ -116,6 +127,33 @@ class ImagePreparer:
         counted = resolved.image_token_adjustment() + 1
         if sizes == _RELEASED_SIZES and counted != image.tokens:
             raise InternalError(f"an image takes {image.tokens} tokens, but the prompt layer counts {counted}")
+
+
+def _pixels(source: recipe.ImageSource) -> int:
+    """What the file's header says, before anything is decoded; 0 if it says nothing, and the layer may judge."""
+    data = source.data if source.data is not None else _data_of_url(source.data_url or "")
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", Image.DecompressionBombWarning)
+            with Image.open(io.BytesIO(data), formats=("PNG", "JPEG", "GIF", "WEBP")) as opened:
+                return opened.width * opened.height
+    except Image.DecompressionBombError:
+        return PIXELS_MAX + 1
+    except (UnidentifiedImageError, OSError, ValueError, SyntaxError):
+        return 0
+
+
+def _data_of_url(url: str) -> bytes:
+    """Of a data URL; empty if it is none."""
+    head, comma, body = url.partition(",")
+    if not comma:
+        return b""
+    if not head.endswith(";base64"):
+        return unquote_to_bytes(body)
+    try:
+        return base64.b64decode(body)
+    except ValueError:
+        return b""
 
 
 def _message(error: recipe.ImageError) -> str:

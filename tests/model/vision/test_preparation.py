@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import struct
+import zlib
 
 import deepseek_recipe as recipe
 import pytest
@@ -88,6 +90,17 @@ def test_no_more_images_and_bytes_than_a_request_may_have(monkeypatch: pytest.Mo
     with pytest.raises(ImageError, match=r"input\[3\]") as refused:
         PREPARER.prepare([source] * 3, field="input")
     assert refused.value.kind == "TotalSizeTooLarge"
+
+
+@pytest.mark.parametrize("size", [(10_001, 10_000), (50_000, 50_000)])
+def test_an_image_that_would_fill_the_memory_is_refused_by_its_header(size: tuple[int, int]) -> None:
+    head = b"\x89PNG\r\n\x1a\n" + struct.pack(">I4sIIBBBBB", 13, b"IHDR", *size, 8, 2, 0, 0, 0)
+    data = head + struct.pack(">I", zlib.crc32(head[12:])) + struct.pack(">I4s", 0, b"IDAT") + bytes(4)
+    sources = (recipe.BytesImageSource(data), recipe.DataUrlImageSource(data_url(data)))
+    for source in sources:
+        with pytest.raises(ImageError, match="pixels") as refused:
+            PREPARER.prepare([source], field="messages")
+        assert refused.value.kind == "ImageTooLarge"
 
 
 @pytest.mark.parametrize("url", ["https://127.0.0.1/x.png", "http://localhost/x.png", "https://169.254.169.254/latest"])
