@@ -30,7 +30,7 @@ from whalepod.core.errors import ConfigError, InternalError
 from whalepod.core.ids import Incarnation, RankId, mint_incarnation
 from whalepod.engine.inline_spans import inline_spans
 from whalepod.engine.interface import Fidelity, RankLoad, StepEvent
-from whalepod.engine.memory_plan import plan_memory
+from whalepod.engine.memory_plan import plan_memory, vision_bytes
 from whalepod.engine.options import RankOptions
 from whalepod.engine.rank import EngineRank
 from whalepod.engine.rank_model import RankModel
@@ -352,6 +352,8 @@ class RankProcess:
             return None
         config = self._config
         inline = inline_spans(config.model_dir, model) if config.encodes_inline else None
+        if inline is None and config.encodes_inline:
+            return None  # its checkpoint holds the text model alone
         caller = VisionCaller(self._identity.model_name, model.namespace, self._secret, self._clock)
         options = SpanOptions(store_s=config.vision.store_seconds, timeout_s=config.vision.timeout_seconds)
         assert self._store is not None
@@ -360,9 +362,10 @@ class RankProcess:
     def _check_memory(self, shape: RankShape) -> None:
         """Raises ConfigError before a weight is read, if they and the caches would not fit."""
         plan = plan_memory(shape, rank_options(self._config, self._identity.role, shape.config))
-        log.info("memory plan of %s: %s", self._identity.rank_id, plan)
+        vision = vision_bytes(shape) if self._config.encodes_inline else 0
+        log.info("memory plan of %s: %s; vision encoder %.1f MiB", self._identity.rank_id, plan, vision / 2**20)
         memory = machine_memory()
-        if shape.device.type == "cpu" and plan.total_bytes > memory.available:
+        if shape.device.type == "cpu" and plan.total_bytes + vision > memory.available:
             what = "the machine" if memory.limit is None else f"the container (limit {memory.limit >> 20} MiB)"
             raise ConfigError(
                 f"{self._identity.rank_id} does not fit: {plan}, but {what} has {memory.available >> 20} MiB left: "

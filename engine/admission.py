@@ -62,7 +62,7 @@ class RequestChecks:
 
     def _check_images(self, request: EngineRequest) -> None:
         if request.images and self.image_token_id is None:
-            raise InternalError("this rank takes no images")
+            raise InvalidFieldError("messages", "the model that is served here sees no images")
         before = 0
         for image in request.images:
             ids = request.prompt_ids[image.start : image.end]

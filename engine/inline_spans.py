@@ -9,6 +9,7 @@ from pathlib import Path
 from torch import Tensor
 
 from whalepod.core.clock import Deadline
+from whalepod.model.checkpoint import holds_vision
 from whalepod.model.vision.encoder import VisionEncoder
 from whalepod.model.vision.pixels import patches_of_bytes
 
@@ -40,8 +41,8 @@ class InlineSpans:
 
 
 def inline_spans(model_dir: Path | str, model: RankModel) -> InlineSpans | None:
-    """For a rank of `model`, in its arithmetic; reads the encoder's weights. None: the model sees no images. Raises
-    CheckpointError."""
-    if model.config.vision_config is None:
+    """For a rank of `model`, in its arithmetic; reads the encoder's weights. None: the model sees no images, or its
+    checkpoint holds the text model alone. Raises CheckpointError."""
+    if not holds_vision(model_dir, model.config):
         return None
     return InlineSpans(VisionEncoder.load(model_dir, dtype=model.dtype, device=model.network.device))

@@ -11,7 +11,7 @@ import torch
 from whalepod.core.errors import ConfigError
 from whalepod.model.caches import Caches
 from whalepod.model.config import ModelConfig
-from whalepod.model.tensor_layout import ModelRole, Storage, specs_for_role
+from whalepod.model.tensor_layout import ModelRole, Storage, specs_for_role, vision_specs
 
 from .boundaries import Boundaries
 from .expert_parallel.seat import PooledExperts
@@ -102,6 +102,11 @@ def weights_bytes(model: PlannedModel) -> int:
         if spec.storage is not Storage.FP8_ROWS and (experts is None or experts.wanted(spec))
     )
     return sum(math.prod(spec.shape) for spec in resident) * model.dtype.itemsize
+
+
+def vision_bytes(model: PlannedModel) -> int:
+    """Of the vision encoder, where a rank encodes images itself. Not in the plan: a checkpoint may lack it."""
+    return sum(math.prod(spec.shape) for spec in vision_specs(model.config)) * model.dtype.itemsize
 
 
 def _mib(count: int) -> str:

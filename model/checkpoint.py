@@ -94,6 +94,13 @@ def load_vision_tensors(
     return _load(directory, config, vision_specs(config), dtype=dtype, device=device)
 
 
+def holds_vision(directory: Path | str, config: ModelConfig) -> bool:
+    """Whether a tensor of the vision encoder is there; a checkpoint may be of the text model alone. Raises
+    CheckpointError."""
+    with _Files(Path(directory)) as files:
+        return any(files.holds(spec) for spec in vision_specs(config))
+
+
 def _load(
     directory: Path | str,
     config: ModelConfig,
@@ -195,6 +202,9 @@ class _Files:
                 raise CheckpointError(f"{name} is stored twice, the second time in {path.name}")
             header = file.get_slice(name)
             self._entries[name] = _Entry(file, header.get_dtype(), tuple(header.get_shape()))
+
+    def holds(self, spec: TensorSpec) -> bool:
+        return spec.name in self._entries
 
     def check(self, specs: Iterable[TensorSpec], config: ModelConfig) -> None:
         """Raise CheckpointError unless every tensor of `specs` is there as it should be, and nothing is unknown."""

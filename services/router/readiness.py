@@ -57,6 +57,8 @@ class Readiness:
     def report(self) -> ReadinessReport:
         table = self.front.table
         pools = {"prefill": len(table.prefill_ranks()), "decode": len(table.decode_ranks())}
+        if vision := table.vision_ranks():
+            pools["vision"] = len(vision)  # without them text is served as ever
         reasons: list[str] = []
         if self.draining:
             reasons.append("the router is shutting down")

@@ -14,7 +14,7 @@ from torch import Tensor
 from tests.engine.engine_world import GREEDY, OPTIONS, SEEDED, Heard, World, decode, prefill, prompt_of, tiny_model
 from tests.engine.memory_store import MemoryStore
 from whalepod.core.clock import Deadline
-from whalepod.core.errors import InternalError, UnavailableError
+from whalepod.core.errors import InternalError, InvalidFieldError, UnavailableError
 from whalepod.engine.images import RequestImage, block_extras, same_images
 from whalepod.engine.interface import EngineRequest, Fidelity, FinishReason
 from whalepod.engine.sampling_params import SamplingParams
@@ -345,5 +345,5 @@ def test_spans_that_are_not_in_the_prompt_are_our_own_mistake(images: tuple[Requ
 def test_a_rank_without_a_way_to_images_takes_none() -> None:
     blind = World()
     request: EngineRequest = blind.request(prompt_with(picture(7)), images=(picture(7),))
-    with pytest.raises(InternalError, match="no images"):
+    with pytest.raises(InvalidFieldError, match="no images"):
         blind.engine.checks.check(request)

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import io
 from functools import lru_cache
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image
+from safetensors.torch import load_file, save_file
 
 from tests.model.network_world import CHECKPOINT
 from whalepod.core.errors import ConfigError, InvalidFieldError
 from whalepod.kernels.numerics import whole_batches
-from whalepod.model.checkpoint import load_vision_tensors
+from whalepod.model.checkpoint import holds_vision, load_vision_tensors
 from whalepod.model.config import ModelConfig
 from whalepod.model.tensor_layout import tensor_specs
 from whalepod.model.vision.encoder import VisionEncoder
@@ -64,6 +66,14 @@ def test_the_role_reads_the_vision_tensors_and_no_other() -> None:
     read = load_vision_tensors(CHECKPOINT, config)
     vision = {s.name for s in tensor_specs(config) if s.name.startswith(("vision.", "aligner.", "image_"))}
     assert read.keys() == vision
+
+
+def test_a_checkpoint_may_hold_the_text_model_alone(tmp_path: Path) -> None:
+    config = ModelConfig.from_dir(CHECKPOINT)
+    text = {name: tensor for name, tensor in load_file(CHECKPOINT / "model.safetensors").items() if "layers" in name}
+    save_file(text, tmp_path / "model.safetensors")
+    assert not holds_vision(tmp_path, config)
+    assert holds_vision(CHECKPOINT, config)
 
 
 def test_a_model_that_sees_no_images_is_refused() -> None:
