@@ -30,7 +30,8 @@ LOG = "log.jsonl"
 
 def main(arguments: list[str]) -> None:
     options = _parser().parse_args(arguments)
-    prepare_compiler()
+    if getattr(options, "device", "cpu") != "cpu":
+        prepare_compiler()
     {"backbone": _backbone, "draft": _draft, "checkpoint": _checkpoint}[options.command](options)
 
 

@@ -17,11 +17,15 @@ def compiled_on_gpu(function: Function) -> Function:
 
     Layers with the same shapes share what is compiled, which is why functions are and not the whole network.
     """
-    fast = torch.compile(function, dynamic=False)
+    fast: list[Callable[..., object]] = []  # made at its first use: the compiler is slow to import
 
     @functools.wraps(function)
     def call(first: Tensor, *rest: object, **named: object) -> object:
-        return (fast if first.is_cuda else function)(first, *rest, **named)
+        if not first.is_cuda:
+            return function(first, *rest, **named)
+        if not fast:
+            fast.append(torch.compile(function, dynamic=False))
+        return fast[0](first, *rest, **named)
 
     return call  # pyright: ignore[reportReturnType]  the wrapper has the function's own signature
 

@@ -7,7 +7,7 @@ the confidence head learns whether the most likely draft is the backbone's choic
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
@@ -65,18 +65,25 @@ class Judged(NamedTuple):
     """1 where all known tokens before are the backbone's choices."""
 
 
-@compiled_on_gpu
 def judge(drafted: Tensor, target: Tensor, confidence: Tensor, known: Tensor) -> Judged:
     """drafted and target [G, block, vocab] logits, confidence [G, block], known [G, block] the tokens that follow."""
+    divergence, choice_loss, choice, drafts = _compare(drafted, target)
+    right = (drafts == choice).to(divergence.dtype)
+    greedy = _right_before((known == choice).to(divergence.dtype))
+    confidence_loss = functional.binary_cross_entropy_with_logits(confidence, right, reduction="none")
+    return Judged(divergence, choice_loss, confidence_loss, right, greedy)
+
+
+@compiled_on_gpu
+def _compare(drafted: Tensor, target: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """-> divergence of the drafts' distribution, loss of the target's choice, that choice, the most likely draft, each
+    [G, block]."""
     log_drafted = torch.log_softmax(drafted, dim=-1)
     log_target = torch.log_softmax(target, dim=-1)
     divergence = (log_target.exp() * (log_target - log_drafted)).sum(dim=-1)
     choice = target.argmax(dim=-1)
     choice_loss = -log_drafted.gather(2, choice.unsqueeze(2)).squeeze(2)
-    right = (drafted.argmax(dim=-1) == choice).to(divergence.dtype)
-    greedy = functional.pad((known == choice)[:, :-1].to(divergence.dtype), (1, 0), value=1.0).cumprod(dim=1)
-    confidence_loss = functional.binary_cross_entropy_with_logits(confidence, right, reduction="none")
-    return Judged(divergence, choice_loss, confidence_loss, right, greedy)
+    return divergence, choice_loss, choice, drafted.argmax(dim=-1)
 
 
 @dataclass(slots=True)
@@ -136,6 +143,8 @@ class DraftTrainer:
         confidence = (judged.confidence_loss * reached).sum() / reached.sum().clamp(min=1)
         (draft + recipe.confidence * confidence + recipe.balance * imbalance).backward()
         norm = self.optimiser.clip(recipe.clip)
+        if self.step == 0:
+            check_finite({name: part.grad for name, part in self.optimiser.parameters.items() if part.grad is not None})
         scale = rate_scale(share, warm_up=recipe.warm_up, decay=recipe.decay)
         self.optimiser.step(scale)
         balance_experts(self.tensors, loads, recipe.bias_rate * min(1.0, scale * 2))
@@ -165,6 +174,8 @@ class DraftTrainer:
             run = self.backbone.forward(self.tensors, batch.ids, batch.documents, Options())
             target = self._target(run, anchors)
         rounds = self.drafting.forward(self.tensors, run, anchors)
+        if self.step == 0:
+            check_finite({"the backbone's logits": target, "the drafts' logits": rounds.logits})
         places = anchors[:, None] + 1 + torch.arange(self.config.dspark_block_size, device=self.device)
         known = batch.ids[:, places].flatten(0, 1)
         same = batch.documents[:, places] == batch.documents[:, anchors, None]
@@ -209,6 +220,13 @@ class DraftTrainer:
 def accepted_length(hit: Tensor, met: Tensor) -> float:
     """Tokens of a round, the backbone's own included, from how often each place was right when it was reached."""
     return float(1 + (hit / met.clamp(min=1)).cumprod(dim=0).sum())
+
+
+def check_finite(values: Mapping[str, Tensor]) -> None:
+    """Raises RuntimeError with the names of those that are not finite: a run that starts with them wastes its time."""
+    broken = [name for name, value in values.items() if not bool(torch.isfinite(value).all())]
+    if broken:
+        raise RuntimeError(f"not finite in the first step: {', '.join(broken)}")
 
 
 def _right_before(right: Tensor) -> Tensor:
