@@ -15,7 +15,7 @@ def tables(figures: Figures) -> Iterator[Table]:
     if "by_kind" in figures:
         yield _loss(figures["by_kind"])
     costs = [row for row in _COSTS if row[0] in figures]
-    if costs or "ablations" in figures:
+    if costs or "engram_zeroed" in figures.get("ablations", {}):
         yield _costs(figures, costs)
     if figures.get("recall"):
         yield _recall(figures)

@@ -12,6 +12,7 @@ from whalepod.engine.speculation.options import (
     DraftSampling,
     SpeculationOptions,
     Verification,
+    drafts_calibrated,
     speculation_for,
 )
 from whalepod.model.config import ModelConfig
@@ -23,7 +24,10 @@ class DsparkSettings(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
 
     draft_tokens: int | None = Field(
-        default=None, ge=0, description="drafts of a request in a step; 0: none; default: what the model can draft"
+        default=None,
+        ge=0,
+        description="drafts of a request in a step; 0: none; default: what the model can draft, "
+        "on a CPU as many as the model's own calibration is for",
     )
     verification: Verification = Field(
         default=Verification.FIXED,
@@ -60,20 +64,31 @@ class DsparkSettings(BaseModel):
 
     @model_validator(mode="after")
     def _drafts_if_anything_is_said_of_them(self) -> Self:
-        said = {
+        for name, is_said in self._said().items():
+            if is_said and self.draft_tokens == 0:
+                raise ValueError(f"dspark.{name} is set, but dspark.draft_tokens is 0: nothing is drafted")
+        return self
+
+    def _said(self) -> dict[str, bool]:
+        """Which settings make sense with drafts only, and are set."""
+        return {
             "verification": self.verification is not Verification.FIXED,
             "cost_table": self.cost_table is not None,
             "temperature_table": self.temperature_table is not None,
             "simulate_acceptance": self.simulate_acceptance is not None,
         }
-        for name, is_said in said.items():
-            if is_said and self.draft_tokens == 0:
-                raise ValueError(f"dspark.{name} is set, but dspark.draft_tokens is 0: nothing is drafted")
-        return self
 
-    def options(self, model: ModelConfig, *, directory: Path | None = None) -> SpeculationOptions | None:
+    def options(
+        self, model: ModelConfig, *, directory: Path | None = None, device: str = "cpu"
+    ) -> SpeculationOptions | None:
         """For a rank of this model, which lies in `directory`; None: it does not draft. Reads the tables. Raises
-        ConfigError."""
+        ConfigError.
+
+        On a CPU rows are dear: drafts that nobody has measured are not made unless they are asked for.
+        """
+        drafts = self.draft_tokens
+        if drafts is None and device == "cpu" and not any(self._said().values()):
+            drafts = drafts_calibrated(directory)
         wanted = SpeculationOptions(
             verification=self.verification,
             acceptance=self.acceptance,
@@ -85,7 +100,7 @@ class DsparkSettings(BaseModel):
         return speculation_for(
             model,
             wanted,
-            draft_tokens=self.draft_tokens,
+            draft_tokens=drafts,
             cost_table=self.cost_table,
             temperature_table=self.temperature_table,
             directory=directory,

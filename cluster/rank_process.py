@@ -442,5 +442,7 @@ def rank_options(config: ClusterConfig, role: RankRole, model: ModelConfig) -> R
         chunk_tokens_beside_decode=min(pool.chunk_tokens, config.decode.chunk_tokens),
         context_tokens_max=config.engine.context_tokens_max,
         async_scheduling=config.engine.async_scheduling,
-        speculation=None if role.is_prefill else config.dspark.options(model, directory=directory),
+        speculation=None
+        if role.is_prefill
+        else config.dspark.options(model, directory=directory, device=config.engine.device),
     )

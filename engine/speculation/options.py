@@ -143,6 +143,12 @@ def speculation_for(
     )
 
 
+def drafts_calibrated(directory: Path | None) -> int:
+    """How many drafts the temperature table in a model's `directory` is for; 0: there is none. Raises ConfigError."""
+    table = None if directory is None else directory / TEMPERATURES_FILE
+    return len(Calibration.read(table).temperatures) if table is not None and table.exists() else 0
+
+
 def _calibration(named: Path | None, directory: Path | None, drafts: int) -> Calibration | None:
     if named is not None:
         return Calibration.read(named)

@@ -82,3 +82,9 @@ def test_each_pool_gives_its_ranks_its_own_limits() -> None:
     assert decode.speculation.draft_tokens == model.dspark_block_size
     silent = world_config(7000, dspark={"draft_tokens": 0})
     assert rank_options(silent, RankRole.DECODE, model).speculation is None
+    unsaid = world_config(7000, dspark={"draft_tokens": None})
+    assert rank_options(unsaid, RankRole.DECODE, model).speculation is None, "on a CPU, without a calibration"
+    gpu = world_config(7000, dspark={"draft_tokens": None}, engine={"device": "cuda"})
+    assert rank_options(gpu, RankRole.DECODE, model).speculation is not None
+    silent = world_config(7000, dspark={"draft_tokens": 0})
+    assert rank_options(silent, RankRole.DECODE, model).speculation is None

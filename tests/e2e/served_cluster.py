@@ -110,6 +110,8 @@ def start_serving(directory: Path, *flags: str, search_from: int, shipped_model:
     if not shipped_model:
         write_tiny_checkpoint(directory / "model")
         flags = (*flags, "--model", str(directory / "model"), "--served-model-name", SHIPPED_MODEL_NAME)
+        if "--dspark-draft-tokens" not in flags:
+            flags = (*flags, "--dspark-draft-tokens", "5")
     ports = {
         "http": config.router.http_port,
         "grpc": config.router.grpc_port,
