@@ -25,7 +25,6 @@ from PIL import Image
 from whalepod.core.errors import ServingError
 from whalepod.engine.interface import Fidelity, SampledToken
 from whalepod.engine.sampling_params import SamplingParams
-from whalepod.model.config import ModelConfig
 from whalepod.rpc.router.v1 import router_pb2, router_pb2_grpc
 
 from .canary_report import Answer, CanaryReport, answer_of_tokens, note_difference
@@ -105,8 +104,7 @@ async def run_image_canary(
     report.handed_off = int(await _handed_off(config) - before)
     say("asking the oracle: the same conversations, one process, no store")
     drawn = await asyncio.to_thread(oracle, [case.messages for case in cases], [case.sampling for case in cases])
-    eos = ModelConfig.from_dir(config.model_dir).eos_token_id
-    truth = {case.index: spoken(tokens, eos_id=eos) for case, tokens in zip(cases, drawn, strict=True)}
+    truth = {case.index: answer_of_tokens(tokens) for case, tokens in zip(cases, drawn, strict=True)}
     for case in cases:
         for answers, what in ((cold, "cold"), (warm, "warm")):
             if case.index not in answers or (what == "warm" and fidelity is Fidelity.FAST):
@@ -114,17 +112,20 @@ async def run_image_canary(
             answer = answers[case.index]
             report.cached += what == "warm" and answer.cached_tokens > 0
             label = f"request {case.index} ({what}, with images, {answer.cached_tokens} cached)"
-            note_difference(label, answer, truth[case.index], report)
+            note_difference(label, answer, as_told(truth[case.index], answer), report)
     # Pictures are seen at all: other pictures under the same words give other answers.
     pairs = zip(cases[::2], cases[1::2], strict=False)
     report.control_seen = any(truth[one.index] != truth[other.index] for one, other in pairs)
     return report
 
 
-def spoken(tokens: Sequence[SampledToken], *, eos_id: int) -> Answer:
-    """As a chat completion tells them: its log-probabilities leave out the ends of sequence that it went on after."""
-    scored = answer_of_tokens([token for token in tokens if token.id != eos_id])
-    return replace(scored, token_ids=tuple(token.id for token in tokens))
+def as_told(truth: Answer, answer: Answer) -> Answer:
+    """The truth with the scores that a chat completion tells: it leaves out those of tokens that are no part of a text
+    (blanks before a tool call, an end of sequence that it went on after). What is told must be there, in order and to
+    the bit, and something must be."""
+    left = iter(truth.logprob_bits)
+    found = bool(answer.logprob_bits) and all(told in left for told in answer.logprob_bits)
+    return replace(truth, logprob_bits=answer.logprob_bits) if found else truth
 
 
 async def _ask_cluster(

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import struct
 from typing import Any
 
 import deepseek_recipe as recipe
 import pytest
 
-from whalepod.cluster.canary_images import ImageCase, plan_image_cases, spoken
+from whalepod.cluster.canary_images import ImageCase, as_told, plan_image_cases
 from whalepod.cluster.canary_report import Answer, CanaryReport, note_difference
-from whalepod.engine.interface import SampledToken
 from whalepod.model.conformity_vision import RELEASED
 from whalepod.model.vision.preparation import ImagePreparer
 
@@ -45,11 +43,21 @@ def test_every_picture_is_one_that_the_model_takes() -> None:
     assert len(ImagePreparer(RELEASED).prepare(sources, field="messages")) == len(sources)
 
 
-def test_an_end_of_sequence_that_was_passed_has_no_score() -> None:
-    drawn = [SampledToken(5, logprob=-1.0), SampledToken(1, logprob=-2.0), SampledToken(6, logprob=-3.0)]
-    answer = spoken(drawn, eos_id=1)
-    assert answer.token_ids == (5, 1, 6)
-    assert answer.logprob_bits == (struct.pack("<f", -1.0), struct.pack("<f", -3.0))
+@pytest.mark.parametrize(
+    ("told", "same"),
+    [
+        ((b"aaaa", b"bbbb", b"cccc"), True),
+        ((b"bbbb", b"cccc"), True),
+        ((b"cccc", b"bbbb"), False),
+        ((b"aaaa", b"dddd"), False),
+        ((b"aaaa", b"aaaa"), False),
+        ((), False),
+    ],
+)
+def test_scores_that_are_told_must_be_those_that_were_drawn_in_their_order(told: tuple[bytes, ...], same: bool) -> None:
+    truth, answer, report = Answer((5, 6, 7), (b"aaaa", b"bbbb", b"cccc")), Answer((5, 6, 7), told), CanaryReport()
+    note_difference("request 7", answer, as_told(truth, answer), report)
+    assert (report.different, report.logprob_different) == (0, int(not same))
 
 
 @pytest.mark.parametrize(
