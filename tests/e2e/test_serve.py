@@ -22,7 +22,7 @@ from whalepod.cluster.shipped_model import shipped_model_dir
 from whalepod.core.ids import mint_request_id
 from whalepod.model.config import ModelConfig
 
-PROMPT = "It was a bright cold day, and the clocks were striking. " * 12
+PROMPT = "It was a bright cold day, and the clocks were striking. " * 16
 
 
 @pytest.fixture(scope="module", name="cluster")
