@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from whalepod.core.clock import SYSTEM_CLOCK
 from whalepod.model.config import ModelConfig
@@ -50,7 +51,9 @@ def _parser() -> argparse.ArgumentParser:
         command.add_argument("--tokens", type=int, default=1024, help="tokens of a short sequence")
     commands.choices["backbone"].add_argument("--short-only", action="store_true", help="no long sequences")
     commands.choices["backbone"].add_argument("--resume", action="store_true", help="go on from the state in --out")
-    commands.choices["draft"].add_argument("--state", type=Path, required=True, help="state of the backbone")
+    commands.choices["draft"].add_argument(
+        "--state", type=Path, action="append", required=True, help="of the backbone; of a drafter too, to go on from it"
+    )
     checkpoint = commands.add_parser("checkpoint", help="write a checkpoint from states")
     checkpoint.add_argument("--state", type=Path, action="append", required=True, help="a later one's tensors count")
     checkpoint.add_argument("--out", type=Path, required=True)
@@ -90,7 +93,7 @@ def _draft(options: argparse.Namespace) -> None:
         shape=Shape(options.sequences, options.tokens),
         anchors=max(1, options.tokens // 8),
     )
-    tensors = stacked(first_tensors(config, seed=options.seed)) | load_state(options.state, prefix=STATE)
+    tensors = _with_states(stacked(first_tensors(config, seed=options.seed)), options.state)
     tensors = {name: tensor.float() for name, tensor in tensors.items()}
     trainer = DraftTrainer(
         config=config,
@@ -106,10 +109,15 @@ def _draft(options: argparse.Namespace) -> None:
 
 
 def _checkpoint(options: argparse.Namespace) -> None:
-    tensors = stacked(first_tensors(_config(options.size), seed=0))
-    for directory in options.state:
-        tensors |= load_state(directory, prefix=STATE)
+    tensors = _with_states(stacked(first_tensors(_config(options.size), seed=0)), options.state)
     write_trained_checkpoint(options.out, tensors, size=options.size)
+
+
+def _with_states(tensors: dict[str, Tensor], directories: list[Path]) -> dict[str, Tensor]:
+    """A later directory's tensors count."""
+    for directory in directories:
+        tensors |= load_state(directory, prefix=STATE)
+    return tensors
 
 
 def _config(size: str) -> ModelConfig:
