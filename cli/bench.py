@@ -14,8 +14,6 @@ from rich.table import Table
 
 from whalepod.cluster.shipped_model import shipped_model_dir
 
-from .user_dirs import cache_dir
-
 if TYPE_CHECKING:
     from whalepod.engine.rank_model import RankModel
 
@@ -31,7 +29,7 @@ Threads = Annotated[int, typer.Option(min=1, help="CPU threads, as engine.thread
 
 
 def model_dir(model: Path | None) -> Path:
-    return model or shipped_model_dir(cache_dir() / "models")
+    return model or shipped_model_dir()
 
 
 def prompt_ids(model: RankModel, file: Path | None, count: int) -> list[tuple[int, ...]]:

@@ -12,8 +12,6 @@ from rich.console import Console
 from whalepod.cluster.shipped_model import shipped_model_dir
 from whalepod.core.errors import ServingError
 
-from .user_dirs import cache_dir
-
 QUICK_SCHEDULES = 20
 SCHEDULES = 200
 
@@ -38,7 +36,7 @@ def check_determinism(
 
     console = Console(highlight=False, soft_wrap=True)
     count = schedules or (QUICK_SCHEDULES if quick else SCHEDULES)
-    loaded = RankModel.load(model or shipped_model_dir(cache_dir() / "models"))
+    loaded = RankModel.load(model or shipped_model_dir())
     try:
         report = check_determinism(loaded, DeterminismPlan(schedules=count, seed=seed), say=console.print)
     except ServingError as error:

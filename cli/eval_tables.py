@@ -91,7 +91,8 @@ def _drafts(figures: Figures) -> Table:
     if markov is not None:
         table.add_row("  without Markov head", f"{markov['accepted_length']:.2f}")
     table.add_row("stands, by place", " ".join(f"{value:.2f}" for value in figures["acceptance"]))
-    table.add_row("error of confidences", f"{figures['ece_before']:.3f} as they are, {figures['ece']:.3f} calibrated")
+    calibrated = f"{figures['ece']:.3f} calibrated" if drafted["calibrated"] else "no calibration is beside this model"
+    table.add_row("error of confidences", f"{figures['ece_before']:.3f} as they are, {calibrated}")
     return table
 
 

@@ -27,7 +27,7 @@ from whalepod.model.checkpoint import check_tensors
 from whalepod.model.config import ModelConfig
 
 from .cluster_options import with_cluster_config
-from .user_dirs import cache_dir, state_dir
+from .user_dirs import state_dir
 
 FAILURE_POLL_S: Final = 1.0
 STOP_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -61,8 +61,8 @@ def with_model(config: ClusterConfig, *, say: Callable[[str], None]) -> ClusterC
     """`config`, serving the model that ships if it names none."""
     if config.model is not None:
         return config
-    say("no --model given: serving the small random model that ships")
-    directory = shipped_model_dir(cache_dir() / "models")
+    say(f"no --model given: serving {SHIPPED_MODEL_NAME}, the small model that ships")
+    directory = shipped_model_dir()
     name = config.served_model_name or SHIPPED_MODEL_NAME
     return config.model_copy(update={"model": str(directory), "served_model_name": name})
 
@@ -140,7 +140,9 @@ def _own_command() -> str:
 def _print_how_to_use(cluster: LocalCluster, console: Console) -> None:
     body = {
         "model": cluster.config.model_name,
-        "messages": [{"role": "user", "content": "Hello"}],
+        "messages": [{"role": "user", "content": "Who are you?"}],
+        "thinking": {"type": "disabled"},
+        "temperature": 0,
         "max_tokens": 64,
         "stream": True,
     }

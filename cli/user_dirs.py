@@ -6,11 +6,6 @@ import os
 from pathlib import Path
 
 
-def cache_dir() -> Path:
-    """For what can be made again: `$XDG_CACHE_HOME/whalepod`."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "whalepod"
-
-
 def state_dir() -> Path:
     """For what running processes leave for each other: `$XDG_STATE_HOME/whalepod`."""
     return Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "whalepod"

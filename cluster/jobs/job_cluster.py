@@ -49,9 +49,8 @@ def job_config(file: Path | None, assignments: list[str], variables: Mapping[str
     if config.ray.address is None and RAY_ADDRESS in variables:
         config = config.model_copy(update={"ray": config.ray.model_copy(update={"address": "auto"})})
     if config.model is None:
-        cache = Path(variables.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "whalepod" / "models"
         name = config.served_model_name or SHIPPED_MODEL_NAME
-        config = config.model_copy(update={"model": str(shipped_model_dir(cache)), "served_model_name": name})
+        config = config.model_copy(update={"model": str(shipped_model_dir()), "served_model_name": name})
     configure_logging(level=config.log_level, as_json=config.log_json)
     return config
 

@@ -237,7 +237,12 @@ class Evaluation:
             ece=round(calibrated.calibration_error, 4),
             ece_before=round(plain.calibration_error, 4),
             ece_by_place=[round(value, 4) for value in calibrated.counts.calibration_error],
-            drafted={"temperature": temperature, "answers": plain.answers, "request_steps": plain.counts.request_steps},
+            drafted={
+                "temperature": temperature,
+                "calibrated": calibration is not None,
+                "answers": plain.answers,
+                "request_steps": plain.counts.request_steps,
+            },
             ablations={
                 **self.figures.get("ablations", {}),
                 "markov_zeroed": {"accepted_length": round(markov.accepted_length, 4)},
