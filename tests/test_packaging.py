@@ -150,7 +150,8 @@ def test_the_wheel_imports_where_there_is_no_repository(wheel: Path, tmp_path: P
     program = (
         "import whalepod.cli.main, whalepod.engine.interface, whalepod.kvstore.value_format, whalepod.model.config\n"
         "import whalepod.rpc.decode.v1.decode_pb2_grpc\n"
-        "print(whalepod.__file__)"
+        "from whalepod.cluster.shipped_model import shipped_model_dir\n"
+        "print(whalepod.__file__, shipped_model_dir())"
     )
     # -I -S: neither this folder nor the editable install can lend a file; site-packages holds what others wrote.
     site = next(path for path in sys.path if path.endswith("site-packages"))
@@ -169,4 +170,5 @@ def test_the_wheel_imports_where_there_is_no_repository(wheel: Path, tmp_path: P
         timeout=60,
     )
     assert run.returncode == 0, run.stderr
-    assert run.stdout.strip() == str(tmp_path / "installed/whalepod/__init__.py")
+    package = tmp_path / "installed/whalepod"
+    assert run.stdout.split() == [str(package / "__init__.py"), str(package / "models/whalepod-tiny")]
