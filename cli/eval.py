@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -59,7 +60,7 @@ def evaluate(
     from whalepod.model.config import ModelConfig
     from whalepod.model.tokenizer import Tokenizer
 
-    console = Console(highlight=False, soft_wrap=True)
+    console = Console(highlight=False, soft_wrap=True, width=None if sys.stdout.isatty() else 120)
     parts = _checked(part)
     if record and data is None:
         raise ConfigError("--record writes the baseline that --data gives: name the data too")
