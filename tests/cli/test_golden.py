@@ -69,5 +69,5 @@ def test_a_directory_without_vectors_is_a_wrong_use(tmp_path: Path) -> None:
 def test_the_shipped_vectors_pass() -> None:
     code, printed, figures = typed(GOLDEN)
     assert code == 0, printed
-    assert figures["max_abs"] < 1e-5
+    assert figures["max_abs"] < 3e-5  # of `vl_f32`, where float64 is as far from the reference
     assert figures["sets"]["failed"] == 0
