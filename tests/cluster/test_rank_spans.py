@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import cache
@@ -70,11 +70,12 @@ class FakeVision(vision_pb2_grpc.VisionServiceServicer):
             status, message, metadata = status_of_error(answer)
             context.set_trailing_metadata(metadata)
             context.abort(status, message)
+            raise AssertionError("unreachable")
         return vision_pb2.EncodeResponse(rows=answer, tokens=0)
 
 
 @contextmanager
-def serving(*ranks: FakeVision) -> Iterator[list[str]]:
+def serving(*ranks: FakeVision) -> Generator[list[str], None, None]:
     servers: list[grpc.Server] = []
     addresses: list[str] = []
     for rank in ranks:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from typing import Any
 
 import pytest
 import torch
@@ -61,8 +62,7 @@ def test_outputs_of_pairs_combine_to_routed_experts_and_pairs_may_name_no_expert
     weights = torch.rand(rows, choices, generator=generator)
     gate_up = torch.randn(experts, 2 * columns, width, generator=generator) / 8
     down = torch.randn(experts, width, columns, generator=generator) / 8
-    input_format = FP8_BLOCK32 if rounded else None
-    options = {"limit": 1.5, "input_format": input_format}
+    options: dict[str, Any] = {"limit": 1.5, "input_format": FP8_BLOCK32 if rounded else None}
     wanted = triton_kernel.routed_experts(x, ids, weights, gate_up, down, **options)
     pairs = torch.arange(rows).repeat_interleave(choices)
     absent = torch.full((5,), experts)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -43,8 +44,9 @@ def values(tensor: torch.Tensor) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("wanted", [is_engram_table, is_markov_head])
-def test_the_wanted_tensors_are_zero_and_all_others_are_what_they_were(checkpoint: Path, wanted: object) -> None:
-    assert callable(wanted)
+def test_the_wanted_tensors_are_zero_and_all_others_are_what_they_were(
+    checkpoint: Path, wanted: Callable[[str], bool]
+) -> None:
     before = tensors(checkpoint)
     with zeroed_checkpoint(checkpoint, wanted) as copy:
         after = tensors(copy)

@@ -111,7 +111,7 @@ async def test_a2_a_silent_prefill_rank_ends_with_the_deadline(
 ) -> None:
     prefill.behaviour.hang = True
     ranks = [decode, prefill]
-    limits = {"request_timeout_seconds": 1.0, "queue_timeout_seconds": 1.0}
+    limits: dict[str, Any] = {"request_timeout_seconds": 1.0, "queue_timeout_seconds": 1.0}
     async with running_router(model_dir, ranks, **limits) as router:
         assert await failure_of(router, LONG) == (504, "deadline_exceeded")
         await check_nothing_is_left(router, decode, prefill)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -187,7 +188,7 @@ async def test_d2_unrelated_requests_use_every_rank(model_dir: Path) -> None:
 
 async def test_more_than_may_wait_are_told_to_come_back(model_dir: Path, decode: FakeDecode) -> None:
     decode.behaviour.step = asyncio.Event()
-    limits = {"max_concurrent_requests": 1, "queue_size": 1}
+    limits: dict[str, Any] = {"max_concurrent_requests": 1, "queue_size": 1}
     async with running_router(model_dir, [decode], prefill_replicas=0, **limits) as router:
         inside = asyncio.create_task(answer_to(router, SHORT))
         await until(lambda: decode.live)

@@ -262,7 +262,7 @@ async def test_a_stream_that_nobody_reads_gives_its_place_back(
     model_dir: Path, decode: FakeDecode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(grpc_front, "UNREAD_SECONDS_MAX", 0.1)
-    limits = {"request_timeout_seconds": 2.0, "queue_timeout_seconds": 0.5}
+    limits: dict[str, Any] = {"request_timeout_seconds": 2.0, "queue_timeout_seconds": 0.5}
     async with (
         running_router(model_dir, [decode], prefill_replicas=0, **limits) as router,
         grpc.aio.insecure_channel(router.grpc_address, options=[("grpc.http2.bdp_probe", 0)]) as channel,

@@ -79,7 +79,7 @@ async def test_an_error_of_one_choice_ends_all_choices(router: RouterUnderTest, 
 
 async def test_a_deadline_in_mid_stream_is_an_error_event(model_dir: Path, decode: FakeDecode) -> None:
     decode.behaviour = Behaviour(pause_s=0.2)
-    limits = {"request_timeout_seconds": 0.5, "queue_timeout_seconds": 0.5}
+    limits: dict[str, Any] = {"request_timeout_seconds": 0.5, "queue_timeout_seconds": 0.5}
     async with running_router(model_dir, [decode], prefill_replicas=0, **limits) as router:
         async with stream_of(router, prompt=SHORT, max_tokens=50) as events:
             got = [event async for event in events]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager
 
 import deepseek_recipe as recipe
@@ -35,7 +35,7 @@ def test_every_other_address_is_not(address: str) -> None:
 
 
 @asynccontextmanager
-async def host(answer: Answer) -> AsyncIterator[str]:
+async def host(answer: Answer) -> AsyncGenerator[str, None]:
     """An HTTP host on this machine; yields its base URL."""
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -71,7 +72,7 @@ def test_without_limits_everything_passes() -> None:
 async def test_a_limit_is_429_with_retry_after_and_other_tenants_are_served(
     model_dir: Path, decode: FakeDecode
 ) -> None:
-    settings: dict[str, object] = {"tenant_requests_per_minute": 2, "trust_tenant_header": True}
+    settings: dict[str, Any] = {"tenant_requests_per_minute": 2, "trust_tenant_header": True}
     async with running_router(model_dir, [decode], prefill_replicas=0, **settings) as router:
 
         async def ask(tenant: str) -> httpx.Response:

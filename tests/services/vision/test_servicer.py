@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
@@ -47,8 +47,14 @@ class Ranks:
 
     def caller(self, **changes: Any) -> VisionCaller:
         info = self.ranks[0].info
-        values = {"model": info.model, "namespace": info.namespace, "secret": ClusterSecret(SECRET.encode())}
-        return VisionCaller(**{**values, "clock": SYSTEM_CLOCK, **changes})
+        values: dict[str, Any] = {
+            "model": info.model,
+            "namespace": info.namespace,
+            "secret": ClusterSecret(SECRET.encode()),
+            "clock": SYSTEM_CLOCK,
+            **changes,
+        }
+        return VisionCaller(**values)
 
     async def encode(
         self, image: RequestImage, *, rank: int = 0, wants_rows: bool = True, seconds: float = 30.0, **changes: Any
@@ -69,7 +75,7 @@ class Ranks:
 
 
 @asynccontextmanager
-async def vision_ranks(redis_port: int, count: int = 1, **settings: object) -> AsyncIterator[Ranks]:
+async def vision_ranks(redis_port: int, count: int = 1, **settings: object) -> AsyncGenerator[Ranks, None]:
     config = world_config(redis_port, vision={"replicas": count, **settings})
     async with AsyncExitStack() as stack:
         ranks = [await stack.enter_async_context(running_rank(config, "vision", index=i)) for i in range(count)]
