@@ -171,6 +171,9 @@ def alone(world: World, number: int) -> list[int]:
 def test_e13_preempted_requests_go_on_where_they_were_in_their_grammars(world: World) -> None:
     crowded = World(options=replace(OPTIONS, blocks=8))
     try:
+        for number, params in enumerate(GUIDED):  # Grammars are compiled, so that all start together.
+            crowded.submit(crowded.request(prompt_of(3, seed=number), params))
+            crowded.run()
         heard = [
             crowded.submit(crowded.request(prompt_of(30 + number, seed=number), params))
             for number, params in enumerate(GUIDED)
