@@ -9,9 +9,9 @@ from whalepod.core.credentials import ClusterSecret
 from whalepod.core.errors import (
     AuthenticationError,
     DeadlineError,
+    DrainingError,
     InvalidFieldError,
     ModelNotFoundError,
-    UnavailableError,
 )
 from whalepod.core.ids import RequestId
 from whalepod.engine.interface import EngineRequest, Fidelity, Work
@@ -51,8 +51,8 @@ class TicketGate:
         """What to do for a ticket that passes.
 
         Raises AuthenticationError (signature, age, another rank's), ModelNotFoundError, InvalidFieldError,
-        DeadlineError, StaleAttemptError, and UnavailableError when the gate is closed, or the ticket is so old that it
-        may have been used before this rank was started.
+        DeadlineError, StaleAttemptError, DrainingError when the gate is closed, and UnavailableError if the ticket is
+        so old that it may have been used before this rank was started.
         """
         try:
             ticket = verify_ticket_or_raise(signed, self._secret, rank_id=self._rank_id, clock=self._clock)
@@ -75,7 +75,7 @@ class TicketGate:
         if request.deadline.expired:
             raise DeadlineError("the request's deadline passed before it reached a rank")
         if self.closed:
-            raise UnavailableError(f"{self._rank_id} is draining")
+            raise DrainingError(f"{self._rank_id} is draining")
         self._fence.admit_or_raise(request.request_id, request.attempt, signed_unix_ms=ticket.signed_unix_ms)
         return request
 

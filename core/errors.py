@@ -11,6 +11,7 @@ ServingError
     UnavailableError        ours, worth trying elsewhere
         CapacityError           full now
         WorkerLostError         a process or link died
+        DrainingError           a process that is about to end takes nothing new
     DeadlineError           out of time; retrying would not help this caller
     CancelledError          the client is gone
     StaleAttemptError       a newer attempt owns this request; drop the work quietly
@@ -81,6 +82,10 @@ class CapacityError(UnavailableError):
 
 class WorkerLostError(UnavailableError):
     """The process or link that owned the work is gone."""
+
+
+class DrainingError(UnavailableError):
+    """A process that is about to end takes nothing new. Nothing has been done, and nothing is lost."""
 
 
 class DeadlineError(ServingError):

@@ -2,7 +2,7 @@
 
 A rank that fails costs the client time and never a wrong token: the request goes on elsewhere as a new attempt, fenced
 by its number, that resumes after the tokens the client has. Nothing is repeated: what an old attempt still says is
-dropped. A rank that is full has not failed: when all are, the request waits.
+dropped. A rank that is full or drains has not failed: when all are full, the request waits.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from whalepod.cluster.error_codes import kind_of_error
 from whalepod.cluster.registration import RankInfo
 from whalepod.core.clock import SYSTEM_CLOCK, Clock, Deadline
 from whalepod.core.credentials import ClusterSecret
-from whalepod.core.errors import CapacityError, UnavailableError
+from whalepod.core.errors import CapacityError, DrainingError, UnavailableError
 from whalepod.core.ids import RankId
 from whalepod.core.tracing import start_span
 from whalepod.model.config import ModelConfig
@@ -41,8 +41,8 @@ FULL_PAUSE_S_MAX = 1.0
 @dataclass(frozen=True, slots=True)
 class DispatchOptions:
     retry_max: int = 2
-    """Further attempts after one that was lost, counted anew whenever tokens have come. A refusal for lack of room is
-    no loss."""
+    """Further attempts after one that was lost, counted anew whenever tokens have come. A refusal for lack of room, or
+    by a rank that drains, is no loss."""
     room_wait_s: float = 30.0
     """How long a request waits for room on ranks that are full."""
 
@@ -65,7 +65,7 @@ class _Setbacks:
     def may_try_again(self, error: UnavailableError, legs: Legs, *, retry_max: int) -> bool:
         """Note that an attempt ended so. Whether another is worth making."""
         self.avoid.add(error.rank_id if isinstance(error, PrefillLostError) else legs.decode.rank_id)
-        if isinstance(error, CapacityError):
+        if isinstance(error, CapacityError | DrainingError):
             return not self.patience.expired
         self.lost += 1
         return self.lost <= retry_max
@@ -180,6 +180,8 @@ class Dispatcher:
                 return
             except UnavailableError as error:
                 attempt.fail(kind_of_error(error))
+                if isinstance(error, DrainingError):
+                    self._table.note_draining(legs.decode)
                 sent.note_break(error)
                 if not setbacks.may_try_again(error, legs, retry_max=self._options.retry_max):
                     raise

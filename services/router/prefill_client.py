@@ -14,7 +14,7 @@ from whalepod.cluster.grpc_options import channel_options
 from whalepod.cluster.registration import RankInfo
 from whalepod.cluster.wire import load_from_proto
 from whalepod.core.clock import Deadline
-from whalepod.core.errors import WorkerLostError
+from whalepod.core.errors import DrainingError, WorkerLostError
 from whalepod.core.ids import Incarnation
 from whalepod.engine.interface import RankLoad
 from whalepod.rpc.common.v1 import common_pb2
@@ -37,9 +37,16 @@ class _Link:
 class PrefillClient:
     """For one event loop."""
 
-    def __init__(self, *, on_load: Callable[[RankInfo, RankLoad], None], on_lost: Callable[[RankInfo], None]) -> None:
+    def __init__(
+        self,
+        *,
+        on_load: Callable[[RankInfo, RankLoad], None],
+        on_lost: Callable[[RankInfo], None],
+        on_draining: Callable[[RankInfo], None],
+    ) -> None:
         self._on_load = on_load
         self._on_lost = on_lost
+        self._on_draining = on_draining
         self._links: dict[LinkKey, _Link] = {}
 
     async def run(
@@ -59,6 +66,8 @@ class PrefillClient:
             error = error_from_rpc(failure)
             if isinstance(error, WorkerLostError):
                 self._on_lost(rank)
+            elif isinstance(error, DrainingError):
+                self._on_draining(rank)
             raise error from failure
         finally:
             link.calls -= 1

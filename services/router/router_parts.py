@@ -55,7 +55,9 @@ class RouterParts:
         meter = CostMeter()
         self._table = RankTable(directory, meter=meter, clock=clock)
         self._streams = DecodeStreams(on_load=self._table.note_load, on_lost=self._table.report_lost, clock=clock)
-        self._prefills = PrefillClient(on_load=self._table.note_load, on_lost=self._table.report_lost)
+        self._prefills = PrefillClient(
+            on_load=self._table.note_load, on_lost=self._table.report_lost, on_draining=self._table.note_draining
+        )
         self._vision = VisionAhead(secret=secret, on_lost=self._table.report_lost, clock=clock)
         self._lookup = PrefixLookup(connect_store, clock=clock)
         self._tidying: set[asyncio.Task[None]] = set()

@@ -16,7 +16,7 @@ from torch import Tensor
 from whalepod.cluster.error_codes import status_of_error
 from whalepod.cluster.vision_orders import VisionCaller
 from whalepod.core.clock import Deadline
-from whalepod.core.errors import DeadlineError, ServingError, UnavailableError
+from whalepod.core.errors import DeadlineError, DrainingError, ServingError
 from whalepod.core.tracing import span
 from whalepod.engine.interface import RankLoad
 from whalepod.engine.span_cache import SpanCache
@@ -94,7 +94,7 @@ class VisionServicer(vision_pb2_grpc.VisionServiceServicer):
         try:
             order = self._parts.caller.verified(request)
             if self._draining:
-                raise UnavailableError("this vision rank is draining")
+                raise DrainingError("this vision rank is draining")
             deadline = Deadline.after(context.time_remaining() or 0.0, self._parts.caller.clock)
             with CALL_SECONDS.time(), span("encode", order.traceparent, image_bytes=len(order.data)):
                 return await asyncio.get_running_loop().run_in_executor(

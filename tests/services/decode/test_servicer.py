@@ -31,8 +31,8 @@ from whalepod.core.errors import (
     AuthenticationError,
     ContextLengthError,
     DeadlineError,
+    DrainingError,
     StaleAttemptError,
-    UnavailableError,
     WorkerLostError,
 )
 from whalepod.core.ids import RequestId
@@ -267,7 +267,7 @@ async def test_a_draining_rank_finishes_its_streams_and_refuses_newcomers(redis_
         await until(leaving)
         refused = await stream.end_of(stream.start(router.ticket(prompt_of(5))))
         assert refused.end is not None
-        assert type(refused.end.error) is UnavailableError
+        assert type(refused.end.error) is DrainingError
         assert len((await stream.end_of(key)).tokens) == 24
         await rank.task
     await prober.close()

@@ -66,8 +66,10 @@ class FakeDirectory:
         return MappingProxyType(infos)
 
     def report_lost(self, rank_id: RankId, incarnation: Incarnation) -> None:
-        self._lost[rank_id] = incarnation
-        self.on_change()
+        rank = self._ranks.get(rank_id)
+        if rank is not None and rank.server.info().incarnation == incarnation:
+            self._lost[rank_id] = incarnation
+            self.on_change()
 
     def remove(self, rank: FakeRank) -> None:
         self._ranks.pop(rank.server.rank_id, None)

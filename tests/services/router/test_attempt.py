@@ -66,7 +66,7 @@ class Listener:
 
 @pytest.mark.parametrize(
     "error",
-    [InternalError("a bug"), UnavailableError("draining"), CapacityError("full"), WorkerLostError("gone"),
+    [InternalError("a bug"), UnavailableError("not now"), CapacityError("full"), WorkerLostError("gone"),
      AuthenticationError("clocks differ"), StaleAttemptError("seen a newer one")],
     ids=lambda error: type(error).__name__,
 )  # fmt: skip

@@ -20,6 +20,7 @@ from tests.services.router.router_under_test import (
 from whalepod.core.errors import (
     AuthenticationError,
     CapacityError,
+    DrainingError,
     InternalError,
     InvalidFieldError,
     ServingError,
@@ -33,7 +34,7 @@ RIGHT = expected_ids(LONG, 6)
 
 
 @pytest.mark.parametrize("prompt", [SHORT, LONG], ids=["local", "remote prefill"])
-@pytest.mark.parametrize("error", [CapacityError("full"), UnavailableError("draining"), WorkerLostError("stopped")])
+@pytest.mark.parametrize("error", [CapacityError("full"), DrainingError("draining"), WorkerLostError("stopped")])
 async def test_a_decode_rank_that_refuses_is_replaced_by_another(
     model_dir: Path, prefill: FakePrefill, prompt: list[int], error: ServingError
 ) -> None:
@@ -86,7 +87,7 @@ async def test_a_decode_rank_that_never_comes_back_ends_the_request_with_the_tru
 
 
 async def test_no_more_attempts_than_allowed_are_made(model_dir: Path, decode: FakeDecode) -> None:
-    decode.behaviour.refuse_with = UnavailableError("draining")
+    decode.behaviour.refuse_with = UnavailableError("not now")
     async with running_router(model_dir, [decode], prefill_replicas=0, retry_max=2) as router:
         assert await failure_of(router, SHORT) == (503, "unavailable")
         assert [work.attempt for work in decode.seen.starts] == [1, 2, 3]
@@ -175,6 +176,31 @@ async def test_a_draining_rank_gets_no_new_request(model_dir: Path) -> None:
         for _ in range(6):
             await answer_to(router, SHORT)
     assert (len(ranks[0].seen.starts), len(ranks[1].seen.starts)) == (0, 6)
+
+
+async def test_who_meets_a_draining_rank_waits_for_the_process_after_it_and_asks_the_old_one_once(
+    model_dir: Path, decode: FakeDecode
+) -> None:
+    """The refusal comes before the registration that says the same, and costs no attempt of the few there are."""
+    decode.behaviour.refuse_with = DrainingError("draining")
+    async with running_router(model_dir, [decode], prefill_replicas=0, retry_max=0) as router:
+        asking = asyncio.create_task(answer_to(router, SHORT))
+        await until(lambda: decode.seen.starts)
+        decode.behaviour.refuse_with = None
+        await asyncio.sleep(0.3)
+        assert len(decode.seen.starts) == 1
+        await decode.server.restart()
+        assert await asking == expected_ids(SHORT, 6)
+        assert [work.attempt for work in decode.seen.starts] == [1, 2]
+
+
+async def test_a_prefill_rank_that_drains_is_asked_once(model_dir: Path, decode: FakeDecode) -> None:
+    leaving = FakePrefill(behaviour=Behaviour(refuse_with=DrainingError("draining")))
+    async with running_router(model_dir, [decode, leaving]) as router:
+        for index in range(3):
+            prompt = [500 + index, *LONG]
+            assert await answer_to(router, prompt) == expected_ids(prompt, 6)
+    assert len(leaving.seen.tickets) == 1
 
 
 async def test_d2_unrelated_requests_use_every_rank(model_dir: Path) -> None:

@@ -223,7 +223,7 @@ async def test_a_prompt_of_a_million_tokens_fits_through_the_wire(client: AsyncC
 
 
 async def test_a_hand_off_that_fails_is_computed_by_the_decode_rank(client: AsyncClient, prefill: FakePrefill) -> None:
-    prefill.behaviour.refuse_with = UnavailableError("draining")
+    prefill.behaviour.refuse_with = UnavailableError("not now")
     answer = await client.generate(LONG, max_tokens=4)
     assert list(answer.token_ids) == expected_ids(LONG, 4)
     assert answer.prefill_rank == ""

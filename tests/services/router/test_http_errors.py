@@ -36,6 +36,7 @@ CASES = [
     (TenantLimitError("no", retry_after_s=7.2), 429, "rate_limit_exceeded"),
     (errors.CapacityError("no"), 503, "no_capacity"),
     (errors.WorkerLostError("no"), 502, "worker_lost"),
+    (errors.DrainingError("no"), 503, "unavailable"),
     (errors.UnavailableError("no"), 503, "unavailable"),
     (errors.DeadlineError("no"), 504, "deadline_exceeded"),
     (errors.CancelledError("no"), 499, "client_closed_request"),

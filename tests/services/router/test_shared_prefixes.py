@@ -55,7 +55,7 @@ async def test_when_the_one_that_computes_is_lost_another_takes_over(
     router: RouterUnderTest, decode: FakeDecode, prefill: FakePrefill
 ) -> None:
     prefill.behaviour.step = asyncio.Event()
-    prefill.behaviour.refuse_with = UnavailableError("draining")
+    prefill.behaviour.refuse_with = UnavailableError("not now")
     asked = prompts(6)
     asking = [asyncio.create_task(answer_to(router, prompt)) for prompt in asked]
     await until(lambda: router.front.admission.running == 6 and prefill.seen.starts)
