@@ -288,6 +288,9 @@ class RaySettings(_Section):
         default=None, description="a running Ray to join, host:port; default: a local one of our own"
     )
     dashboard: bool = Field(default=False, description="serve Ray's dashboard on port 8265")
+    pool_resources: bool = Field(
+        default=False, description="place a rank only where Ray has `whalepod_prefill`, `_decode` or `_vision` for it"
+    )
 
 
 class ClusterConfig(_Section):
@@ -300,6 +303,14 @@ class ClusterConfig(_Section):
     host: str = Field(default="127.0.0.1", description="address that servers listen on")
     advertise_host: str | None = Field(
         default=None, description="address that others reach this machine at; default: host"
+    )
+    ranks_apart: bool = Field(
+        default=False,
+        description="each rank has an address of its own, as pods have: all of a pool listen on the pool's port",
+    )
+    rank_host: str | None = Field(
+        default=None,
+        description="ranks_apart: host of a rank, {pool} and {index} standing for its own; needed by expert_parallel",
     )
     redis_url: str | None = Field(default=None, description="the store and registry; default: an embedded Redis")
     redis_port: Port = Field(default=6380, description="port of the embedded Redis")
@@ -415,7 +426,7 @@ class ClusterConfig(_Section):
         if self.router.admin_port is not None:
             ports["admin_port"] = self.router.admin_port
         for name, pool in (("prefill", self.prefill), ("decode", self.decode), ("vision", self.vision)):
-            for index in range(pool.replicas):
+            for index in range(min(pool.replicas, 1) if self.ranks_apart else pool.replicas):
                 ports[f"{name}.port + {index}"] = pool.port + index
                 ports[f"{name}.port + {index} + {METRICS_PORT_OFFSET} (metrics)"] = (
                     pool.port + index + METRICS_PORT_OFFSET

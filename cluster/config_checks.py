@@ -36,6 +36,7 @@ def contradictions(config: ClusterConfig) -> Iterator[str]:
             "without: leave it auto"
         )
     yield from _tls_contradictions(config)
+    yield from _rank_host_contradictions(config)
     for name, pool in (("prefill", config.prefill), ("decode", config.decode)):
         if pool.blocks is not None and pool.memory_gib is not None:
             yield f"{name}.blocks and {name}.memory_gib are both set: one follows from the other, keep one"
@@ -56,6 +57,22 @@ def _gpu_contradictions(name: str, pool: PrefillSettings | DecodeSettings, *, de
             f"{name}.expert_parallel is on and engine.device is {device}, but {name}.gpus is {pool.gpus:g}: ranks that "
             "share the experts have a GPU each, so it must be 1"
         )
+
+
+def _rank_host_contradictions(config: ClusterConfig) -> Iterator[str]:
+    if config.rank_host is not None and not config.ranks_apart:
+        yield "rank_host is set, but ranks_apart is off: only ranks with an address of their own have such hosts"
+    if config.rank_host is not None:
+        try:
+            first, second = (config.rank_host.format(pool="decode", index=index) for index in range(2))
+        except (IndexError, KeyError, ValueError):
+            yield f"rank_host is {config.rank_host}: only {{pool}} and {{index}} stand for something in it"
+        else:
+            if first == second:
+                yield f"rank_host is {config.rank_host}, the same for every rank: write {{index}} where its number goes"
+    for name, pool in (("prefill", config.prefill), ("decode", config.decode)):
+        if pool.expert_parallel and pool.replicas > 1 and config.ranks_apart and config.rank_host is None:
+            yield f"{name}.expert_parallel and ranks_apart are on, so ranks must find each other: set rank_host"
 
 
 def _tls_contradictions(config: ClusterConfig) -> Iterator[str]:

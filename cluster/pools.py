@@ -56,7 +56,7 @@ class RankActor:
     """One rank inside a Ray worker process."""
 
     def __init__(self, config_json: str, secret: str, place: RankPlace) -> None:
-        self._config = ClusterConfig.model_validate_json(config_json).with_secret(secret)
+        self._config = on_this_node(ClusterConfig.model_validate_json(config_json).with_secret(secret))
         self._place = place
         self._stop = asyncio.Event()
         self._is_over = False
@@ -145,13 +145,14 @@ class RankPools:
 
         config = config or self._config
         wanted = bundle(config, place.pool)
-        cpus, gpus = wanted["CPU"], wanted.get("GPU", 0)
+        cpus, gpus = wanted.pop("CPU"), wanted.pop("GPU", 0)
         actor_class: Any = ray.remote(RankActor)
         options: dict[str, Any] = {"num_cpus": cpus if config.ray.address is not None else 0, "num_gpus": gpus}
+        options["resources"] = wanted
         if place.index < self._config.pool(place.pool).replicas:
             group = self._groups[place.pool]
             strategy = PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=place.index)
-            options = {"num_cpus": cpus, "num_gpus": gpus, "scheduling_strategy": strategy}
+            options = {"num_cpus": cpus, "num_gpus": gpus, "resources": wanted, "scheduling_strategy": strategy}
         actor = actor_class.options(
             name=f"{place.rank_id}/{next(self._started)}", max_restarts=-1, max_task_retries=-1, **options
         ).remote(config.without_secret().model_dump_json(), self._secret, place)
@@ -196,7 +197,21 @@ class RankPools:
 def bundle(config: ClusterConfig, pool: str) -> dict[str, float]:
     """What Ray reserves for one rank. With GPUs, it also names them to the rank's process, which sees no others."""
     settings = config.pool(pool)
-    return {"CPU": settings.cpus} | ({"GPU": settings.gpus} if settings.gpus else {})
+    wanted = {"CPU": settings.cpus}
+    if settings.gpus:
+        wanted["GPU"] = settings.gpus
+    if config.ray.pool_resources:
+        wanted[f"whalepod_{pool}"] = 1
+    return wanted
+
+
+def on_this_node(config: ClusterConfig) -> ClusterConfig:
+    """`config` of a rank in a Ray of many machines: the settings name one address, and each rank is at its own."""
+    if config.ray.address is None or config.advertise_host is not None or config.host not in ("0.0.0.0", "::"):
+        return config
+    import ray.util  # noqa: PLC0415
+
+    return config.model_copy(update={"advertise_host": ray.util.get_node_ip_address()})
 
 
 def _wait(references: list[Any], *, timeout_s: float) -> tuple[list[Any], list[Any]]:

@@ -24,10 +24,11 @@ from whalepod.engine.expert_parallel.group_loop import GroupLoop, GroupState, Lo
 from whalepod.engine.expert_parallel.rebalancing import RebalanceOptions
 from whalepod.engine.expert_parallel.seat import PooledExperts, Seat
 
-from .config import ClusterConfig, join_address
+from .config import ClusterConfig
 from .group_membership import GroupMembership
 from .group_peers import GroupPeers
 from .group_servicer import GroupServicer
+from .rank_addresses import rank_addresses
 
 log = logging.getLogger(__name__)
 
@@ -57,10 +58,9 @@ class RankGroup:
         secret: ClusterSecret,
         clock: Clock,
     ) -> None:
-        pool = config.prefill if is_prefill else config.decode
         self._config = config
         self._clock = clock
-        addresses = [join_address(config.reachable_host, pool.port + peer) for peer in range(pool.replicas)]
+        addresses = rank_addresses(config, "prefill" if is_prefill else "decode")
         peers = GroupPeers(addresses, index=index, secret=secret, clock=clock)
         self._membership = GroupMembership(
             peers, incarnation=incarnation, host=config.reachable_host, device=config.engine.device, clock=clock

@@ -42,6 +42,7 @@ from .config import METRICS_PORT_OFFSET, ClusterConfig, DecodeSettings, PrefillS
 from .fault_switch import FaultServicer, FaultSwitch
 from .grpc_options import server_options
 from .machine_memory import machine_memory
+from .rank_addresses import rank_port
 from .rank_group import RankGroup, seat_of
 from .rank_metrics import LoadCollector, count_events, count_work
 from .rank_spans import RankSpans, SpanOptions
@@ -81,9 +82,9 @@ class RankIdentity:
 
 
 def rank_identity(config: ClusterConfig, role: RankRole, index: int) -> RankIdentity:
-    """Rank `index` (from 0) of the pool of `role`. Its port is `index` above the pool's."""
+    """Rank `index` (from 0) of the pool of `role`."""
     pool = "prefill" if role.is_prefill else role.value
-    port = config.pool(pool).port + index
+    port = rank_port(config, pool, index)
     return RankIdentity(
         rank_id=RankId(f"{pool}-{index}"),
         index=index,

@@ -39,6 +39,14 @@ CONTRADICTIONS: list[tuple[dict[str, str], str, str]] = [
         "decode.replicas is 3",
         "eplb.nodes (2)",
     ),
+    ({"--rank-host": "rank-{index}"}, "rank_host", "ranks_apart"),
+    ({"--rank-host": "rank-{number}", "--ranks-apart": "true"}, "rank-{number}", "{index}"),
+    ({"--rank-host": "{pool}", "--ranks-apart": "true"}, "rank_host", "{index}"),
+    (
+        {"--decode-expert-parallel": "true", "--decode-replicas": "2", "--ranks-apart": "true"},
+        "decode.expert_parallel",
+        "rank_host",
+    ),
     ({"--prefill-gpus": "1"}, "prefill.gpus is 1", "engine.device is cpu"),
     ({"--prefill-gpus": "1", "--engine-device": "cuda:1"}, "prefill.gpus is 1", "engine.device is cuda:1"),
     ({"--decode-port": "8102", "--prefill-replicas": "4"}, "prefill.port + 2", "decode.port + 0"),
@@ -103,3 +111,5 @@ def test_ray_reserves_the_gpus_of_a_rank() -> None:
     config = load_config(flags=flags)
     assert bundle(config, "decode") == {"CPU": 2, "GPU": 1}
     assert bundle(config, "prefill") == {"CPU": 1}
+    own = load_config(flags={**flags, "--ray-pool-resources": "true"})
+    assert bundle(own, "decode") == {"CPU": 2, "GPU": 1, "whalepod_decode": 1}

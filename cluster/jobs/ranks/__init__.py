@@ -1,0 +1,1 @@
+"""The ranks of a cluster in a running Ray, as a job."""
