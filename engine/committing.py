@@ -9,7 +9,9 @@ from collections.abc import Sequence as Ordered
 from typing import cast
 
 from whalepod.core.errors import ServingError
+from whalepod.core.lifecycle import Phase
 
+from .device import Drawn
 from .finish import Finish
 from .guiding import Guide
 from .interface import SampledToken
@@ -34,8 +36,6 @@ def commit_tokens(
     sequence: Sequence, said: Said, *, guide: Guide, publisher: Publisher
 ) -> tuple[Ordered[SampledToken], End]:
     """The tokens that a request now has, and what ends it. What was drawn behind the end is dropped."""
-    if (drawn := _try_all(sequence, said, publisher.block_tokens)) is not None:
-        return drawn, None
     before, tokens = sequence.output_tokens, list[SampledToken]()
     for token in said:
         if tokens:  # whose row is computed
@@ -53,17 +53,18 @@ def commit_tokens(
     return tokens, None
 
 
-def _try_all(sequence: Sequence, said: Said, block_tokens: int) -> Ordered[SampledToken] | None:
-    """Take all of them at once if they end nothing and the rows of all but the last fill no block, as nearly always."""
-    rows = len(said) - 1
-    if sequence.grammar is not None or sequence.computed % block_tokens + rows >= block_tokens:
+def try_commit_all(
+    sequence: Sequence, rows: int, drawn: Drawn | None, *, block_tokens: int
+) -> tuple[SampledToken, ...] | None:
+    """What a decoding request says in a step, taken all at once; None: each token is to be looked at. Nearly always
+    there is no grammar, no token ends anything, and no row fills a block. `rows` were computed before the first one."""
+    if drawn is None or not drawn.passes or sequence.phase is not Phase.DECODING:
         return None
-    if isinstance(said[-1], ServingError):  # if any is, the last is
+    if sequence.grammar is not None or sequence.followers:
         return None
-    drawn = cast(tuple[SampledToken, ...], said)
-    token_ids = [token.id for token in drawn]
-    if not sequence.finish_rule.passes(token_ids, output_tokens=sequence.output_tokens):
+    computed = sequence.computed + rows + len(drawn.ids) - 1
+    if computed // block_tokens != len(sequence.blocks_exact) or computed % block_tokens == 0:
         return None
-    sequence.computed += rows
-    sequence.extend(token_ids)
-    return drawn
+    sequence.computed = computed
+    sequence.extend(drawn.ids)
+    return cast(tuple[SampledToken, ...], drawn.said)

@@ -67,7 +67,17 @@ class LaunchedRows(NamedTuple):
         return self._replace(segment=segment)
 
 
-RowResult = Said | Exception | None
+class Drawn(NamedTuple):
+    """What a request says in a step, with what the device knows of it while it is in its hands."""
+
+    said: Said
+    ids: list[int]
+    """Of its tokens."""
+    passes: bool
+    """There is no error in it, and its finish rule finds no end."""
+
+
+RowResult = Drawn | Exception | None
 """What was drawn after the last row; what went wrong; None: no token was due, or nobody is there to hear of it."""
 
 Allowed = Mapping[int, Ordered[Flags | ServingError]]
@@ -101,6 +111,8 @@ class LaunchedStep:
         """All proposals are known."""
         self.round: tuple[list[int], Round] | None = None
         """Whose drafts, by index."""
+        self.survivals: Mapping[Holder, NDArray[np.floating[Any]]] = {}
+        """What the drafts of its requests were worth. Known when all of it is drawn."""
         self.logits: dict[int, LogitsOrError] = {}
         """Of guided rows that are not drawn yet, by index."""
         self.futures: list[Future[None]] = []
@@ -108,13 +120,6 @@ class LaunchedStep:
     @property
     def guided(self) -> bool:
         return any(row.guided for row in self.rows)
-
-    def survivals(self) -> dict[Holder, NDArray[np.floating[Any]]]:
-        """What the drafts of its requests were worth."""
-        if self.round is None or self.round[1].survival is None:
-            return {}
-        members, survival = self.round[0], self.round[1].survival
-        return {self.rows[index].slot.holder: row for index, row in zip(members, survival, strict=True)}
 
     def drafts(self, index: int) -> tuple[int, ...]:
         return self.proposals[index].drafts if index in self.proposals else ()
@@ -237,22 +242,22 @@ class Device:
                 hearings.append(_hearing(row, outcome, step.proposals.get(index), allowed.get(index, ())))
         simulated = None if allowed or self._speculator is None else self._speculator.options.simulated_acceptance
         for index, said in zip(due, judge_isolated(hearings, simulated=simulated), strict=True):
-            step.results[index] = said
-            if not isinstance(said, Exception):
-                self._remember(step.rows[index], step.drafts(index), said)
+            row, drafts = step.rows[index], step.drafts(index)
+            step.results[index] = said if isinstance(said, Exception) else self._remember(row, drafts, said)
 
-    def _remember(self, row: LaunchedRows, drafts: tuple[int, ...], said: Said) -> None:
+    def _remember(self, row: LaunchedRows, drafts: tuple[int, ...], said: Said) -> Drawn:
         """What a next row of the sequence would follow."""
         ids = [token.id for token in said if isinstance(token, SampledToken)]
         for token_id in ids:
             row.sequence.sampler.observe(token_id)
         if len(ids) < len(said):
-            return
+            return Drawn(said, ids, passes=False)
         segment = row.segment
         before = [*segment.history, *segment.token_ids[: len(segment.token_ids) - len(drafts)]]
         last_row = segment.end - 1 - len(drafts)
         kept = [*before, *ids][-self._look_back - 1 :]
         self._relay[row.slot.index] = _Relay(row.slot.generation, last_row + len(ids), tuple(kept))
+        return Drawn(said, ids, row.sequence.finish_rule.passes(ids, tokens=last_row + 1))
 
 
 def _candidate(row: LaunchedRows, speculator: Speculator) -> Candidate:
@@ -287,15 +292,21 @@ def _hearing(
 
 
 def _account(step: LaunchedStep) -> None:
-    """All of it is drawn."""
+    """All of it is drawn. What only the device needed goes here, beside the host's thread."""
     if step.round is not None:
         members, round_ = step.round
         accepted = [_accepted(step.results[index]) for index in members]
         step.work = replace(step.work, speculation=round_.work(accepted))
+        if round_.survival is not None:
+            holders = (step.rows[index].slot.holder for index in members)
+            step.survivals = dict(zip(holders, round_.survival, strict=True))
+    step.rows.clear()
+    step.proposals.clear()
+    step.round = None
 
 
 def _accepted(result: RowResult) -> int:
-    return len(result) - 1 if isinstance(result, tuple) else 0
+    return len(result.said) - 1 if isinstance(result, Drawn) else 0
 
 
 class _InPlace:

@@ -20,7 +20,7 @@ from whalepod.model.tensor_layout import ModelRole
 from . import branching
 from .admission import request_checks
 from .block_pool import BlockPool, SlotPool
-from .committing import End, commit_tokens, judge
+from .committing import End, commit_tokens, judge, try_commit_all
 from .device import RowResult
 from .expiry import Expiry
 from .finish import OUTCOMES, Finish
@@ -81,6 +81,7 @@ class Engine:
         self.checks = request_checks(model, self.memory.context_tokens_max, sees_images=spans is not None)
         self._model = model
         self._boundaries = boundaries
+        self._block_tokens = boundaries.block_tokens
         self._clock = clock
         limits = step_limits(options, group_tokens=config.group_tokens, block_tokens=model.block_tokens)
         pool = BlockPool(self.memory.blocks)
@@ -323,7 +324,7 @@ class Engine:
 
     def _want_spans(self, sequence: Sequence) -> None:
         """Rows of it were computed or restored: other images may be needed now."""
-        if self._span_loader is not None and sequence.request.images:
+        if self._span_loader is not None and sequence.shows_images:
             self._span_loader.want(sequence)
 
     def _preempt(self, victim: Sequence) -> None:
@@ -343,7 +344,11 @@ class Engine:
             known = isinstance(result, ServingError)
             self._end_with_error(sequence, result if known else InternalError("the model failed on this request"))
             return
-        sequence.computed += planned.end - planned.start
+        rows = planned.end - planned.start
+        if (tokens := try_commit_all(sequence, rows, result, block_tokens=self._block_tokens)) is not None:
+            self._report.tokens(sequence, tokens)
+            return
+        sequence.computed += rows
         self._want_spans(sequence)
         self._publisher.commit_rows(sequence)
         if sequence.followers:
@@ -355,9 +360,9 @@ class Engine:
         if result is None:
             self._rows_done(sequence)
         elif sequence.is_prefill:
-            self._prefilled(sequence, result[0])
+            self._prefilled(sequence, result.said[0])
         else:
-            tokens, end = commit_tokens(sequence, result, guide=self._guide, publisher=self._publisher)
+            tokens, end = commit_tokens(sequence, result.said, guide=self._guide, publisher=self._publisher)
             if tokens:
                 sequence.advance(Phase.DECODING)
                 self._report.tokens(sequence, tokens)

@@ -46,10 +46,10 @@ class FinishRule:
         object.__setattr__(self, "tokens_max", self.prompt_tokens + output_tokens_max)
         object.__setattr__(self, "_ends", frozenset((*self.params.stop_token_ids, self.eos_id)))
 
-    def passes(self, token_ids: Collection[int], *, output_tokens: int) -> bool:
-        """None of these tokens ends the request, whatever else holds for it; False: one may. `output_tokens` were there
-        before."""
-        return output_tokens + len(token_ids) < self.output_tokens_max and self._ends.isdisjoint(token_ids)
+    def passes(self, token_ids: Collection[int], *, tokens: int) -> bool:
+        """None of these tokens ends the request, whatever else holds for it; False: one may. `tokens` of prompt and
+        output were there before."""
+        return tokens + len(token_ids) < self.tokens_max and self._ends.isdisjoint(token_ids)
 
     def check(self, token_id: int, *, output_tokens: int) -> Finish | None:
         """`output_tokens` counts this token too. Under a grammar, EOS is drawn only where the answer is whole: there it

@@ -86,7 +86,7 @@ class Pipeline:
             self.works.append(step.work)
             self._observe(step.work)
             if self._planner is not None:
-                self._planner.observe(self._steps_settled, step.survivals())
+                self._planner.observe(self._steps_settled, step.survivals)
             self._steps_settled += 1
             for planned, result in zip(plan.rows, results, strict=True):
                 if self._scheduler.apply_result(planned):
@@ -189,7 +189,7 @@ def segment_of(planned: PlannedRows, config: ModelConfig) -> Segment:
     else:  # the device knows both
         token_ids, history = (UNKNOWN_ID,), ()
     logits_start = planned.end - 1 if planned.draws else None
-    images = image_rows(sequence.spans.items(), start=start, end=planned.end) if sequence.spans else ()
+    images = image_rows(sequence.spans.items(), start=start, end=planned.end) if sequence.shows_images else ()
     return Segment(
         sequence.slot.index,
         sequence.blocks,

@@ -126,7 +126,8 @@ def plan_step(
         if not sequence.decodes or not sequence.computes or sequence in preempted:
             continue
         start = sequence.launched
-        drafts = max(0, min(limits.draft_tokens, sequence.tokens_max - start - 2))
+        room = sequence.tokens_max - start - 2
+        drafts = limits.draft_tokens if limits.draft_tokens <= room else max(0, room)
         new_blocks = _blocks_missing(sequence, start + 1 + drafts, limits)
         if new_blocks > blocks_free:  # a draft is worth nobody's place
             drafts, new_blocks = 0, _blocks_missing(sequence, start + 1, limits)
@@ -156,7 +157,7 @@ def chunk_end(sequence: Sequence, *, stops: Ordered[int], budget: int, group_tok
     """Where the next chunk of a sequence ends; `launched` if no chunk fits into the budget."""
     next_stop = bisect.bisect_right(stops, sequence.launched)
     limit = min(sequence.rows_end, stops[next_stop]) if next_stop < len(stops) else sequence.rows_end
-    if sequence.request.images:  # no further than to the first whose rows are missing
+    if sequence.shows_images:  # no further than to the first whose rows are missing
         limit = max(sequence.launched, min(limit, sequence.rows_ready))
     end = sequence.launched + budget
     if end >= limit:

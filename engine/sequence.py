@@ -128,12 +128,14 @@ class Sequence:
 
     is_prefill: bool = field(init=False)
     shares_prefix: bool = field(init=False)
+    shows_images: bool = field(init=False)
     tokens_max: int = field(init=False)
     """Prompt and output, when it surely has ended."""
 
     def __post_init__(self) -> None:
         self.is_prefill = self.request.work is Work.PREFILL
         self.shares_prefix = self.request.chain_root is not None
+        self.shows_images = bool(self.request.images)
         self.tokens_max = self.finish_rule.tokens_max
 
     @property
@@ -173,11 +175,11 @@ class Sequence:
     def rows_to_launch(self) -> int:
         """Rows that could be launched now, taking for granted that the token on its way does not end the request. Where
         it surely does, there are none."""
-        last = self.drawing and (self.is_prefill or len(self.tokens) + self.drawing >= self.tokens_max)
-        if last:
+        drawing = self.drawing
+        if drawing and (self.is_prefill or len(self.tokens) + drawing >= self.tokens_max):
             return 0
-        rows = self.rows_end + self.drawing - self.computed - self.rows_in_flight
-        return rows if not self.request.images else min(rows, self.rows_ready - self.launched)
+        rows = self.rows_end + drawing - self.computed - self.rows_in_flight
+        return rows if not self.shows_images else min(rows, self.rows_ready - self.launched)
 
     @property
     def rows_ready(self) -> int:

@@ -66,7 +66,7 @@ def test_tokens_pass_together_only_where_each_would_alone() -> None:
         for before in range(6):
             for ids in ((5,), (5, 6, 8), (5, EOS), (7, 5), (5, 6, 8, 9, 5, 6)):
                 ends = [rule.check(token, output_tokens=before + count) for count, token in enumerate(ids, 1)]
-                if rule.passes(ids, output_tokens=before):
+                if rule.passes(ids, tokens=10 + before):
                     passed += 1
                     assert ends == [None] * len(ids)
         assert passed > 4
