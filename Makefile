@@ -8,7 +8,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help venv lock clean corpus train-tiny serve test test-all bench-peers mutants lint format docs proto proto-check
+.PHONY: help venv lock clean corpus train-tiny serve test test-all bench-peers mutants lint format docs proto proto-check chart-test
 
 BIN := .venv/bin
 PYTHON ?=
@@ -107,6 +107,9 @@ bench-peers: venv  ## fetch what benchmarks compare with into .bench-peers (LMCa
 mutants: venv  ## plant bugs in copies of the sources and see which check notices each
 	$(BIN)/python -m tests.mutants.run $(ARGS)
 
+chart-test: venv  ## lint, render and validate the Helm chart: every example, release name, Kubernetes version and value
+	@$(BIN)/python -m tests.deploy.chart_check
+
 lint: venv proto-check  ## check format, lint, types and generated code
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
@@ -121,8 +124,9 @@ format: venv  ## format the sources and fix what lint can fix
 
 # ------------------------------------------------------------------------------------------------ generated files
 
-docs: venv  ## write the tables of docs/ that are read from the code
+docs: venv  ## write the tables of docs/ that are read from the code, and the generated files of deploy/
 	$(BIN)/python -m tests.docs_tables
+	$(BIN)/python -m tests.deploy.generated_files
 
 PROTOS := $(sort $(wildcard proto/whalepod/rpc/*/v*/*.proto))
 # Writes the Python of every .proto below $(1), which names an import root.

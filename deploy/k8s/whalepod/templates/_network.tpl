@@ -1,0 +1,78 @@
+{{/* (dict "root" $ "roles" (list …)): peers that are pods of this release with one of these roles. */}}
+{{- define "whalepod.peers" -}}
+- podSelector:
+    matchLabels:
+      {{- include "whalepod.releaseLabels" .root | nindent 6 }}
+    matchExpressions:
+      - {key: app.kubernetes.io/component, operator: In, values: [{{ join ", " .roles }}]}
+{{- end -}}
+
+{{- define "whalepod.monitoringPeers" -}}
+{{- if .Values.networkPolicy.monitoringFrom -}}
+{{- toYaml .Values.networkPolicy.monitoringFrom -}}
+{{- else -}}
+- namespaceSelector:
+    matchLabels:
+      kubernetes.io/metadata.name: {{ .Values.networkPolicy.monitoringNamespace }}
+{{- end -}}
+{{- end -}}
+
+{{/* Name lookups, this release, and a store or collector outside it. */}}
+{{- define "whalepod.egress" -}}
+- to:
+    - podSelector:
+        matchLabels:
+          {{- include "whalepod.releaseLabels" . | nindent 10 }}
+- ports:
+    - {port: 53, protocol: UDP}
+    - {port: 53, protocol: TCP}
+{{- if not .Values.redis.enabled }}
+- ports:
+    - port: {{ .Values.redis.external.port }}
+{{- end }}
+{{- with dig "tracing" "otlp_endpoint" "" .Values.settings }}
+- ports:
+    - port: {{ regexFind "[0-9]+$" . | default "4317" | int }}
+{{- end }}
+{{- end -}}
+
+{{/* (dict "root" $ "role" "decode" "values" … "callers" (list …) "others" (list …)): a rank's policy. Ranks that share
+     experts meet on ports that the system chooses. */}}
+{{- define "whalepod.rankNetworkPolicy" -}}
+apiVersion: networking.k8s.io/v1
+kind: NetworkPolicy
+metadata:
+  name: {{ include "whalepod.fullname" .root }}-{{ .role }}
+  namespace: {{ .root.Release.Namespace }}
+  labels:
+    {{- include "whalepod.labels" . | nindent 4 }}
+spec:
+  podSelector:
+    matchLabels:
+      {{- include "whalepod.selectorLabels" . | nindent 6 }}
+  policyTypes: [Ingress{{ if .root.Values.networkPolicy.restrictEgress }}, Egress{{ end }}]
+  ingress:
+    - from:
+        {{- include "whalepod.peers" (dict "root" .root "roles" .callers) | nindent 8 }}
+      ports:
+        - port: {{ .values.port }}
+        {{- if eq .role "prefill" }}
+        - port: {{ add .values.port 2000 }}
+        {{- end }}
+    - from:
+        {{- include "whalepod.monitoringPeers" .root | nindent 8 }}
+      ports:
+        - port: {{ add .values.port 1000 }}
+    {{- if dig .role "expert_parallel" false .root.Values.settings }}
+    - from:
+        {{- include "whalepod.peers" (dict "root" .root "roles" (list .role)) | nindent 8 }}
+    {{- end }}
+    {{- if .root.Values.ray.enabled }}
+    - from:
+        {{- include "whalepod.peers" (dict "root" .root "roles" (list "ray-head" "prefill" "decode" "vision")) | nindent 8 }}
+    {{- end }}
+  {{- if .root.Values.networkPolicy.restrictEgress }}
+  egress:
+    {{- include "whalepod.egress" .root | nindent 4 }}
+  {{- end }}
+{{- end -}}

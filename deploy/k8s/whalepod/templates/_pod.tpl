@@ -1,0 +1,221 @@
+{{/* Where the store is, with its password: not in the ConfigMap. */}}
+{{- define "whalepod.storeEnv" -}}
+{{- if .Values.redis.enabled }}
+- name: REDIS_PASSWORD
+  valueFrom:
+    secretKeyRef:
+      name: {{ include "whalepod.redisSecretName" . }}
+      key: {{ .Values.redis.auth.key }}
+{{- $urls := list }}
+{{- range $index := until (int .Values.redis.shards) }}
+{{- $host := include "whalepod.redisHost" (dict "root" $ "index" $index) }}
+{{- $urls = append $urls (printf "redis://:$(REDIS_PASSWORD)@%s:%d/0" $host (int $.Values.redis.port)) }}
+{{- end }}
+- name: WHALEPOD_REDIS_URL
+  value: {{ first $urls | quote }}
+{{- if gt (len $urls) 1 }}
+- name: WHALEPOD_KV_URLS
+  value: {{ join "," $urls | quote }}
+{{- end }}
+{{- else if .Values.redis.external.existingSecret }}
+- name: WHALEPOD_REDIS_URL
+  valueFrom:
+    secretKeyRef:
+      name: {{ .Values.redis.external.existingSecret }}
+      key: {{ .Values.redis.external.urlKey }}
+{{- with .Values.redis.external.kvUrlsKey }}
+- name: WHALEPOD_KV_URLS
+  valueFrom:
+    secretKeyRef:
+      name: {{ $.Values.redis.external.existingSecret }}
+      key: {{ . }}
+{{- end }}
+{{- end }}
+{{- end -}}
+
+{{/* (dict "root" $ "role" "decode" "values" .Values.decode): environment of one of our processes. */}}
+{{- define "whalepod.env" -}}
+{{- include "whalepod.storeEnv" .root }}
+- name: POD_IP
+  valueFrom:
+    fieldRef:
+      fieldPath: status.podIP
+- name: HOME
+  value: /tmp
+{{- with .values.extraEnv }}
+{{ toYaml . }}
+{{- end }}
+{{- end -}}
+
+{{- define "whalepod.volumeMounts" -}}
+- name: config
+  mountPath: /etc/whalepod/cluster.yaml
+  subPath: cluster.yaml
+  readOnly: true
+- name: cluster-secret
+  mountPath: /etc/whalepod/secret
+  readOnly: true
+- name: tmp
+  mountPath: /tmp
+{{- if .root.Values.model.volume }}
+- name: model
+  mountPath: {{ .root.Values.model.mountPath }}
+  readOnly: true
+{{- end }}
+{{- if .values.sharedMemory }}
+- name: shared-memory
+  mountPath: /dev/shm
+{{- end }}
+{{- if eq .role "router" }}
+{{- if .values.apiKeys.existingSecret }}
+- name: api-keys
+  mountPath: /etc/whalepod/api-keys
+  readOnly: true
+{{- end }}
+{{- if .values.tls.existingSecret }}
+- name: tls
+  mountPath: /etc/whalepod/tls
+  readOnly: true
+{{- end }}
+{{- end }}
+{{- with .values.extraVolumeMounts }}
+{{ toYaml . }}
+{{- end }}
+{{- end -}}
+
+{{- define "whalepod.volumes" -}}
+- name: config
+  configMap:
+    name: {{ include "whalepod.configName" .root }}
+- name: cluster-secret
+  secret:
+    secretName: {{ include "whalepod.secretName" .root }}
+    defaultMode: 0440
+    items:
+      - key: {{ .root.Values.clusterSecret.key }}
+        path: {{ .root.Values.clusterSecret.key }}
+- name: tmp
+  emptyDir: {}
+{{- with .root.Values.model.volume }}
+- name: model
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with .values.sharedMemory }}
+- name: shared-memory
+  emptyDir:
+    medium: Memory
+    sizeLimit: {{ . }}
+{{- end }}
+{{- if eq .role "router" }}
+{{- with .values.apiKeys.existingSecret }}
+- name: api-keys
+  secret:
+    secretName: {{ . }}
+    defaultMode: 0440
+{{- end }}
+{{- with .values.tls.existingSecret }}
+- name: tls
+  secret:
+    secretName: {{ . }}
+    defaultMode: 0440
+{{- end }}
+{{- end }}
+{{- with .values.extraVolumes }}
+{{ toYaml . }}
+{{- end }}
+{{- end -}}
+
+{{/* Resources of one rank, its GPUs included. */}}
+{{- define "whalepod.resources" -}}
+{{- $resources := deepCopy .resources -}}
+{{- if .gpus -}}
+{{- $resources = mustMergeOverwrite $resources (dict "limits" (dict "nvidia.com/gpu" (int .gpus))) -}}
+{{- end -}}
+{{- toYaml $resources -}}
+{{- end -}}
+
+{{/* (dict "root" $ "values" … "role" …): where its pods may and should run. */}}
+{{- define "whalepod.scheduling" -}}
+{{- with .values.priorityClassName }}
+priorityClassName: {{ . }}
+{{- end }}
+{{- with .values.nodeSelector }}
+nodeSelector:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with .values.tolerations }}
+tolerations:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with .values.affinity }}
+affinity:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- if .values.topologySpreadConstraints }}
+topologySpreadConstraints:
+  {{- toYaml .values.topologySpreadConstraints | nindent 2 }}
+{{- else if eq .role "router" }}
+topologySpreadConstraints:
+  - maxSkew: 1
+    topologyKey: kubernetes.io/hostname
+    whenUnsatisfiable: ScheduleAnyway
+    labelSelector:
+      matchLabels:
+        {{- include "whalepod.selectorLabels" . | nindent 8 }}
+{{- end }}
+{{- end -}}
+
+{{/* Metadata of a pod template: a changed configuration or chart secret starts pods anew. */}}
+{{- define "whalepod.podMetadata" -}}
+labels:
+  {{- include "whalepod.labels" . | nindent 2 }}
+  {{- with .values.podLabels }}
+  {{- toYaml . | nindent 2 }}
+  {{- end }}
+annotations:
+  checksum/config: {{ include "whalepod.config" .root | sha256sum }}
+  {{- with .values.podAnnotations }}
+  {{- toYaml . | nindent 2 }}
+  {{- end }}
+{{- end -}}
+
+{{/* What every pod specification of ours begins with. Without enableServiceLinks: false, Kubernetes would set variables
+     like WHALEPOD_DECODE_PORT=tcp://…, which are settings of ours. */}}
+{{- define "whalepod.podBase" -}}
+serviceAccountName: {{ include "whalepod.serviceAccountName" .root }}
+automountServiceAccountToken: false
+enableServiceLinks: false
+{{- with .root.Values.imagePullSecrets }}
+imagePullSecrets:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+securityContext:
+  {{- toYaml .root.Values.podSecurityContext | nindent 2 }}
+{{- include "whalepod.scheduling" . }}
+{{- end -}}
+
+{{- define "whalepod.containerBase" -}}
+image: {{ include "whalepod.image" (dict "image" .root.Values.image "default" .root.Chart.AppVersion) | quote }}
+imagePullPolicy: {{ .root.Values.image.pullPolicy }}
+securityContext:
+  {{- toYaml .root.Values.securityContext | nindent 2 }}
+{{- end -}}
+
+{{/* gRPC health on `port`; a process that is loading does not answer yet, one that drains says NOT_SERVING. */}}
+{{- define "whalepod.grpcProbes" -}}
+startupProbe:
+  grpc: {port: {{ .port }}}
+  periodSeconds: 5
+  timeoutSeconds: 3
+  failureThreshold: {{ max 1 (div (int .startupSeconds) 5) }}
+readinessProbe:
+  grpc: {port: {{ .port }}}
+  periodSeconds: 5
+  timeoutSeconds: 3
+  failureThreshold: 2
+livenessProbe:
+  grpc: {port: {{ .port }}}
+  periodSeconds: 10
+  timeoutSeconds: 5
+  failureThreshold: 6
+{{- end -}}
