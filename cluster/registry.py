@@ -157,12 +157,13 @@ class RegistryWatcher:
         await self._remove_old(usable)
 
     def _believes(self, name: RankId, answer: Liveness) -> bool:
-        """Whether a rank in doubt stays usable. Slowness alone counts against it only after several polls."""
+        """Whether a rank in doubt stays usable. Slowness alone counts against it only after several polls, and for one
+        that was not usable before it counts at once."""
         if answer is Liveness.SERVING:
             self._silent_polls.pop(name, None)
             self._lost.pop(name, None)
             return True
-        if answer is Liveness.SILENT and name not in self._lost:
+        if answer is Liveness.SILENT and name in self._ranks:
             self._silent_polls[name] = self._silent_polls.get(name, 0) + 1
             return self._silent_polls[name] < SILENT_POLLS_MAX
         return False

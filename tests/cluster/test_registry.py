@@ -18,7 +18,7 @@ from whalepod.cluster.liveness import Liveness
 from whalepod.cluster.registrar import HEARTBEAT_S, Registrar
 from whalepod.cluster.registration import RankInfo, RankRole, sign_registration
 from whalepod.cluster.registration_store import INDEX_KEY, SILENCE_S, registration_key
-from whalepod.cluster.registry import Compatibility, RegistryWatcher
+from whalepod.cluster.registry import SILENT_POLLS_MAX, Compatibility, RegistryWatcher
 from whalepod.core.clock import SYSTEM_CLOCK
 from whalepod.core.credentials import ClusterSecret
 from whalepod.core.errors import ConfigError
@@ -294,6 +294,24 @@ async def test_a_slow_answer_alone_does_not_remove_a_rank_at_once_but_a_dead_one
         probes.answers[DECODE.address] = Liveness.SERVING
         await watcher.poll()
         assert DECODE.rank_id in watcher.ranks
+    await rank.stop()
+
+
+async def test_a_rank_that_stands_still_stays_away_though_its_registration_lies_there(
+    redis_server: EmbeddedRedis,
+) -> None:
+    rank = registrar(redis_server, DECODE, heartbeat_s=1000)
+    await rank.start()
+    probes = Probes()
+    probes.answers[DECODE.address] = Liveness.SERVING
+    async with watching(redis_server, probes, silence_s=0.0) as watcher:
+        await watcher.poll()
+        probes.answers[DECODE.address] = Liveness.SILENT
+        seen: list[bool] = []
+        for _ in range(12):
+            await watcher.poll()
+            seen.append(DECODE.rank_id in watcher.ranks)
+        assert seen == [True] * (SILENT_POLLS_MAX - 1) + [False] * (13 - SILENT_POLLS_MAX)
     await rank.stop()
 
 
