@@ -28,19 +28,26 @@ class SpanCache:
 
     def rows(self, key: bytes, make: Callable[[], Tensor], *, deadline: Deadline) -> Tensor:
         """[tokens, D]: what is held, what another caller is making, or what `make` makes now. Whoever waits for another
-        meets its error too. Raises DeadlineError, and what `make` raises."""
-        with self._lock:
-            held = self._held.get(key)
-            if held is not None:
-                self._held.move_to_end(key)
-                return held
-            coming = self._coming.get(key)
-            mine = None if coming is not None else Future[Tensor]()
-            if mine is not None:
-                self._coming[key] = mine
-        if coming is not None:
-            return _waited_for(coming, deadline)
-        assert mine is not None
+        meets its error too, except that the other has run out of time: then it makes them itself. Raises DeadlineError,
+        and what `make` raises."""
+        while True:
+            with self._lock:
+                held = self._held.get(key)
+                if held is not None:
+                    self._held.move_to_end(key)
+                    return held
+                coming = self._coming.get(key)
+                mine = self._coming[key] = Future[Tensor]() if coming is None else coming
+            if coming is None:
+                return self._made(key, make, mine)
+            try:
+                return _waited_for(coming, deadline)
+            except DeadlineError:
+                if deadline.expired:
+                    raise
+
+    def _made(self, key: bytes, make: Callable[[], Tensor], mine: Future[Tensor]) -> Tensor:
+        """What `make` makes, told to all who wait for `mine`."""
         try:
             made = make()
         except BaseException as error:
