@@ -61,7 +61,10 @@ def stat(config: ClusterConfig) -> None:
             f"fragmentation {info.fragmentation:.2f}"
         )
     stats = _asked(config, lambda caretaker: caretaker.stats())
-    console.print(f"{stats.blocks} blocks, {_mib(stats.block_bytes)}; {stats.snapshots} snapshots")
+    console.print(
+        f"{stats.blocks} blocks, {_mib(stats.block_bytes)}; rows of {stats.images} images, "
+        f"{_mib(stats.image_bytes)}; {stats.snapshots} snapshots"
+    )
     for line in _owner_lines(stats):
         console.print(line)
 
@@ -76,7 +79,9 @@ def list_blocks(
     """List stored blocks: hash, parent, owner, writer, bytes, seconds left. Never what is in them."""
     console, owner = _console(), owner_tag(tenant) if tenant else None
     blocks = [
-        block for block in _asked(config, lambda caretaker: caretaker.blocks()) if owner is None or block.owner == owner
+        block
+        for block in _asked(config, lambda caretaker: caretaker.blocks())
+        if not block.is_image and (owner is None or block.owner == owner)
     ]
     for block in sorted(blocks, key=lambda block: -block.left_ms)[:limit]:
         console.print(
@@ -102,7 +107,7 @@ def purge(
     if tenant:
         asyncio.run(_put_out_of_reach(config, tenant))
     removed = _asked(config, lambda caretaker: caretaker.purge(doomed))
-    _console().print(f"{removed} blocks removed")
+    _console().print(f"{removed} blocks and images removed")
 
 
 @app.command()

@@ -78,7 +78,7 @@ class RankSpans:
 
     def rows(self, image: RequestImage, *, encoders: Sequence[str], deadline: Deadline) -> Tensor:
         """[tokens, D] on the host. Raises RequestError if the image is no good, UnavailableError, DeadlineError."""
-        return self._cache.rows(image.content_hash, lambda: self._fetched(image, encoders, deadline), deadline=deadline)
+        return self._cache.rows(image.rows_name, lambda: self._fetched(image, encoders, deadline), deadline=deadline)
 
     def close(self) -> None:
         for channel in self._channels.values():
@@ -125,20 +125,21 @@ class RankSpans:
         assert isinstance(answer, vision_pb2.EncodeResponse)
         rows = unpack_rows(answer.rows, tokens=image.tokens, width=self._width, dtype=self._dtype)
         if rows is None:
-            raise UnavailableError(f"{address} answered {len(answer.rows)} bytes for {image.tokens} tokens")
+            raise UnavailableError(f"{address} answered {len(answer.rows)} bytes that are no {image.tokens} rows")
         return rows
 
     def _stored(self, image: RequestImage, deadline: Deadline) -> Tensor | None:
         if self._store is None:
             return None
-        value = self._store.get_snapshot(span_key(image.content_hash), deadline=deadline.earlier(STORE_S_MAX))
+        value = self._store.get_snapshot(span_key(image.rows_name), deadline=deadline.earlier(STORE_S_MAX))
         return rows_of_value(value, tokens=image.tokens, width=self._width, dtype=self._dtype)
 
     def _keep(self, image: RequestImage, rows: Tensor) -> None:
         """For the rank that goes on with the request, and for the next one."""
         if self._store is not None:
-            key, deadline = span_key(image.content_hash), Deadline.after(STORE_S_MAX, self._caller.clock)
-            self._store.put_snapshot(key, span_value(rows), ttl_s=self._options.store_s, deadline=deadline)
+            key, deadline = span_key(image.rows_name), Deadline.after(STORE_S_MAX, self._caller.clock)
+            value = span_value(rows, owner=image.owner)
+            self._store.put_snapshot(key, value, ttl_s=self._options.store_s, deadline=deadline)
 
     def _channel(self, address: str) -> grpc.Channel:
         with self._opening:

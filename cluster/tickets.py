@@ -52,6 +52,7 @@ def engine_request_from_ticket(
         raise InvalidFieldError("ticket", "a ticket needs a 16-byte request id and an attempt of at least 1")
     if len(ticket.branch_of) not in (0, REQUEST_ID_BYTES):
         raise InvalidFieldError("ticket", "a choice names its first choice by a 16-byte request id")
+    owner = owner_tag(ticket.tenant)
     return EngineRequest(
         request_id=RequestId(ticket.request_id),
         attempt=ticket.attempt,
@@ -65,13 +66,13 @@ def engine_request_from_ticket(
         block_hashes=unpack_hashes(ticket.block_hashes),
         stored_tokens=ticket.stored_tokens_hint,
         resumed_ids=unpack_ids(ticket.resumed_ids),
-        owner=owner_tag(ticket.tenant),
+        owner=owner,
         traceparent=ticket.traceparent,
         noise_key=noise_key_of_request(RequestId(ticket.request_id)),
         priority=ticket.priority,
         branch=ticket.branch,
         branch_of=RequestId(ticket.branch_of) if ticket.branch_of else None,
-        images=tuple(map(image_from_proto, ticket.images)),
+        images=tuple(image_from_proto(image, salt=ticket.salt, owner=owner) for image in ticket.images),
         vision_ranks=tuple(ticket.vision_ranks),
     )
 

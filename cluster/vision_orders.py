@@ -38,6 +38,8 @@ class VisionCaller:
             data=image.data,
             expires_unix_ms=self.clock.unix_ms() + int(1000 * seconds),
             wants_rows=wants_rows,
+            salt=image.salt,
+            owner=image.owner,
             traceparent=traceparent,
         ).SerializeToString()
         return vision_pb2.EncodeRequest(order=order, mac=self.secret.mac(Purpose.IMAGE, order))

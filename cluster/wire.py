@@ -121,8 +121,8 @@ def image_to_proto(image: RequestImage) -> common_pb2.Image:
     )
 
 
-def image_from_proto(message: common_pb2.Image) -> RequestImage:
-    """The hash is taken anew: it names what was received."""
+def image_from_proto(message: common_pb2.Image, *, salt: bytes, owner: int) -> RequestImage:
+    """The hash is taken anew: it names what was received. `salt` and `owner` are those of the request."""
     return RequestImage(
         start=message.start,
         tokens=message.tokens,
@@ -130,6 +130,8 @@ def image_from_proto(message: common_pb2.Image) -> RequestImage:
         data=message.data,
         width=message.width,
         height=message.height,
+        salt=salt,
+        owner=owner,
     )
 
 

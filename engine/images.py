@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Self
@@ -22,16 +23,30 @@ class RequestImage:
     data: bytes
     width: int
     height: int
+    salt: bytes = b""
+    """Who shares its rows: those whose blocks have the same salt."""
+    owner: int = 0
+    """On whose account they are stored (`kvstore.store_keys.owner_tag`); 0: nobody's."""
 
     @classmethod
-    def of(cls, placed: PlacedImage) -> Self:
+    def of(cls, placed: PlacedImage, *, salt: bytes = b"", owner: int = 0) -> Self:
         image = placed.image
-        return cls(placed.start, image.tokens, image.content_hash, image.data, image.width, image.height)
+        return cls(placed.start, image.tokens, image.content_hash, image.data, image.width, image.height, salt, owner)
+
+    @property
+    def rows_name(self) -> bytes:
+        return rows_name(self.content_hash, salt=self.salt)
 
     @property
     def end(self) -> int:
         """Position after its span."""
         return self.start + self.tokens
+
+
+def rows_name(image_hash: bytes, *, salt: bytes) -> bytes:
+    """32 bytes that name an image's rows wherever they are held. What was encoded under another salt is not found, and
+    serves nobody sooner."""
+    return hashlib.sha256(b"whalepod rows" + image_hash + salt).digest()
 
 
 def block_extras(images: Sequence[RequestImage], *, block_tokens: int) -> dict[int, bytes]:

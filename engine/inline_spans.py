@@ -32,7 +32,7 @@ class InlineSpans:
     def rows(self, image: RequestImage, *, encoders: Sequence[str], deadline: Deadline) -> Tensor:
         """[tokens, D]. Asks nobody. Raises InvalidFieldError on bytes that are no image, DeadlineError."""
         del encoders
-        return self._cache.rows(image.content_hash, lambda: self._encode(image), deadline=deadline)
+        return self._cache.rows(image.rows_name, lambda: self._encode(image), deadline=deadline)
 
     def _encode(self, image: RequestImage) -> Tensor:
         patches = patches_of_bytes(image.data, self._encoder.config)

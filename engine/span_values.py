@@ -17,15 +17,19 @@ def pack_rows(rows: Tensor) -> bytes:
 
 
 def unpack_rows(data: bytes | bytearray | memoryview, *, tokens: int, width: int, dtype: torch.dtype) -> Tensor | None:
-    """The inverse; None if the bytes are not those of so many rows."""
+    """The inverse; None if the bytes are not those of so many rows of numbers. One that is none would spoil every row
+    behind it, and the blocks that hold them."""
     if len(data) != tokens * width * dtype.itemsize or not tokens:
         return None
-    return torch.frombuffer(bytearray(data), dtype=dtype).view(tokens, width)
+    rows = torch.frombuffer(bytearray(data), dtype=dtype).view(tokens, width)
+    return rows if bool(rows.isfinite().all()) else None
 
 
-def span_value(rows: Tensor) -> SnapshotValue:
-    """What the store is given."""
-    return SnapshotValue(boundary_tokens=len(rows), mode=SPAN_MODE, parts={PartKind.STATE: pack_rows(rows)})
+def span_value(rows: Tensor, *, owner: int) -> SnapshotValue:
+    """What the store is given. The field that says whose draft rows a snapshot has says whose rows these are, as it
+    does of a block."""
+    parts = {PartKind.STATE: pack_rows(rows)}
+    return SnapshotValue(boundary_tokens=len(rows), mode=SPAN_MODE, parts=parts, draft_fingerprint=owner)
 
 
 def rows_of_value(value: SnapshotValue | None, *, tokens: int, width: int, dtype: torch.dtype) -> Tensor | None:

@@ -38,6 +38,9 @@ class Stats:
 
     blocks: int = 0
     block_bytes: int = 0
+    images: int = 0
+    """Of which the rows are stored."""
+    image_bytes: int = 0
     snapshots: int = 0
     memory_bytes_used: int = 0
     memory_bytes_max: int = 0
@@ -72,26 +75,30 @@ class Caretaker:
     def stats(self) -> Stats:
         """Reads every block's header once; later calls read only the new ones."""
         admins = self._servers.all()
-        blocks = [block for admin in admins for block in admin.blocks()]
+        values = [value for admin in admins for value in admin.blocks()]
+        blocks = [value for value in values if not value.is_image]
+        images = [value for value in values if value.is_image]
         infos = [parse_info(self._info(admin)) for admin in admins]
         snapshots = [keys for admin in admins for kind in (b"t:*", b"h:*") for keys in admin.scan(kind)]
         return Stats(
             blocks=len(blocks),
             block_bytes=sum(block.value_bytes for block in blocks),
+            images=len(images),
+            image_bytes=sum(image.value_bytes for image in images),
             snapshots=sum(map(len, snapshots)),
             memory_bytes_used=sum(info.memory_bytes_used for info in infos),
             memory_bytes_max=sum(info.memory_bytes_max for info in infos),
             fragmentation=max((info.fragmentation for info in infos), default=0.0),
-            owners=bytes_by_owner(blocks),
+            owners=bytes_by_owner(values),
         )
 
     def blocks(self) -> list[StoredBlock]:
-        """All of them, as their headers say."""
+        """All of them and the rows of images, as their headers say."""
         return [block for admin in self._servers.all() for block in admin.blocks()]
 
     def purge(self, doomed: Callable[[StoredBlock], bool]) -> int:
-        """Remove blocks, then make every node cache forget what it has; returns how many there were. A server that does
-        not answer is left out, and said to be at the end."""
+        """Remove blocks and rows of images, then make every node cache forget what it has; returns how many there were.
+        A server that does not answer is left out, and said to be at the end."""
         removed, told, fault = 0, False, None
         admins = self._servers.all()
         for admin in admins:

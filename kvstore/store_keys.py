@@ -26,9 +26,9 @@ def handoff_snapshot_key(request_id: RequestId, attempt: int) -> bytes:
     return b"h:{" + request_id.hex().encode() + b"-%d}:t" % attempt
 
 
-def span_key(content_hash: bytes) -> bytes:
+def span_key(rows_name: bytes) -> bytes:
     """Name of an image's rows. Whose weights made them, the value's namespace says."""
-    return b"e:{" + content_hash[:8].hex().encode() + b"}:" + content_hash
+    return b"e:{" + rows_name[:8].hex().encode() + b"}:" + rows_name
 
 
 def owner_tag(tenant: str) -> int:

@@ -17,11 +17,14 @@ from .value_format import HEADER_BYTES, Header, parse_header
 
 SCAN_COUNT = 500
 CALL_S = 5.0
+IMAGES_BEGIN = b"e:"
+PATTERNS = (b"b:*", IMAGES_BEGIN + b"*")
+"""Names of what is stored on somebody's account."""
 
 
 @dataclass(frozen=True, slots=True)
 class StoredBlock:
-    """One block, as its header says. `left_ms`: until it expires."""
+    """One block, or the rows of one image, as its header says. `left_ms`: until it expires."""
 
     key: bytes
     hash: bytes
@@ -31,6 +34,10 @@ class StoredBlock:
     writer: int
     value_bytes: int
     left_ms: int
+
+    @property
+    def is_image(self) -> bool:
+        return self.key.startswith(IMAGES_BEGIN)
 
 
 class StoreAdmin:
@@ -55,9 +62,9 @@ class StoreAdmin:
             raise
 
     def blocks(self) -> list[StoredBlock]:
-        """All of them. What changes meanwhile may be missing."""
+        """All of them, and the rows of images. What changes meanwhile may be missing."""
         found: list[StoredBlock] = []
-        for keys in self.scan(b"b:*"):
+        for keys in (keys for pattern in PATTERNS for keys in self.scan(pattern)):
             new = [key for key in keys if key not in self._known]
             replies = self.ask(*(words for key in new for words in _header_commands(key))) if new else []
             for key, head, size in zip(new, replies[::2], replies[1::2], strict=True):

@@ -9,7 +9,7 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from whalepod.core.errors import ConfigError
+from whalepod.core.errors import ConfigError, InternalError
 from whalepod.kernels.numerics import whole_batches
 from whalepod.model.checkpoint import load_vision_tensors
 from whalepod.model.config import ModelConfig
@@ -50,8 +50,10 @@ class VisionEncoder:
 
     @torch.inference_mode()
     def encode(self, images: Sequence[Patches]) -> list[Tensor]:
-        """[span tokens, D] of each image, on the encoder's device."""
+        """[span tokens, D] of each image, on the encoder's device. Raises InternalError if one is no number."""
         embeddings = self.embeddings(images)
+        if not all(bool(rows.isfinite().all()) for rows in embeddings):
+            raise InternalError("the vision encoder made rows that are no numbers")
         return [self.span(rows, image.grid) for rows, image in zip(embeddings, images, strict=True)]
 
     @torch.inference_mode()

@@ -61,6 +61,8 @@ class KvServicer(kv_pb2_grpc.KvServiceServicer):
         return kv_pb2.GetStatsResponse(
             blocks=stats.blocks,
             block_bytes=stats.block_bytes,
+            images=stats.images,
+            image_bytes=stats.image_bytes,
             snapshots=stats.snapshots,
             memory_bytes_used=stats.memory_bytes_used,
             memory_bytes_max=stats.memory_bytes_max,

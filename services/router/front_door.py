@@ -18,6 +18,7 @@ from whalepod.core.tracing import span
 from whalepod.engine.images import RequestImage, block_extras
 from whalepod.engine.interface import Fidelity
 from whalepod.engine.sampling_params import SamplingParams
+from whalepod.kvstore.store_keys import owner_tag
 from whalepod.model.vision.preparation import PlacedImage
 
 from .admission import Admission, Visit
@@ -170,7 +171,8 @@ class FrontDoor:
         salt = sharing_salt(self._secret, caller.principal, cache_salt, epoch=epoch)
         namespace = self._namespace_or_raise()
         root = chain_root(namespace, salt=salt)
-        pictures = [RequestImage.of(placed) for placed in images]
+        owner = owner_tag(caller.principal.tenant)
+        pictures = [RequestImage.of(placed, salt=salt, owner=owner) for placed in images]
         hashes = await self._block_hashes(prompt_ids, root, pictures)
         stored_blocks = 0
         if sampling.prompt_logprobs is None:  # else every row is computed

@@ -18,6 +18,7 @@ from whalepod.cluster.vision_orders import VisionCaller
 from whalepod.core.clock import Deadline
 from whalepod.core.errors import DeadlineError, DrainingError, ServingError
 from whalepod.core.tracing import span
+from whalepod.engine.images import rows_name
 from whalepod.engine.interface import RankLoad
 from whalepod.engine.span_cache import SpanCache
 from whalepod.engine.span_values import pack_rows, rows_of_value, span_value
@@ -108,7 +109,7 @@ class VisionServicer(vision_pb2_grpc.VisionServiceServicer):
 
     def _encode(self, order: vision_pb2.EncodeOrder, deadline: Deadline) -> vision_pb2.EncodeResponse:
         """On a thread of its own."""
-        name = content_hash(order.data, order.width, order.height)
+        name = rows_name(content_hash(order.data, order.width, order.height), salt=order.salt)
         found = ["held"]
 
         def make() -> Tensor:
@@ -137,7 +138,7 @@ class VisionServicer(vision_pb2_grpc.VisionServiceServicer):
             raise DeadlineError("the call's deadline passed before its image was encoded") from None
         if parts.store is not None:
             wait = Deadline.after(STORE_S_MAX, parts.caller.clock)
-            parts.store.put_snapshot(key, span_value(rows), ttl_s=parts.store_s, deadline=wait)
+            parts.store.put_snapshot(key, span_value(rows, owner=order.owner), ttl_s=parts.store_s, deadline=wait)
         return rows, "encoded"
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Generator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -107,7 +108,7 @@ def test_a_vision_rank_is_asked_once_and_then_it_is_known_here() -> None:
 
 def test_the_store_is_asked_before_anybody() -> None:
     image, store = picture(), MemoryStore()
-    store.snapshots[span_key(image.content_hash)] = span_value(truth(image))
+    store.snapshots[span_key(image.rows_name)] = span_value(truth(image), owner=0)
     assert torch.equal(spans(store).rows(image, encoders=(), deadline=Deadline.after(10)), truth(image))
 
 
@@ -134,7 +135,7 @@ def test_where_all_fail_the_request_is_told_and_who_can_encodes_itself() -> None
         spans().rows(image, encoders=(), deadline=Deadline.after(20))
     rows = spans(store, encodes=True).rows(image, encoders=["127.0.0.1:1"], deadline=Deadline.after(20))
     assert torch.equal(rows, truth(image))
-    assert span_key(image.content_hash) in store.snapshots, "for whoever needs it next"
+    assert span_key(image.rows_name) in store.snapshots, "for whoever needs it next"
 
 
 def test_a_bad_image_is_asked_about_once_and_a_late_answer_is_late() -> None:
@@ -156,12 +157,15 @@ def test_a_value_of_another_kind_or_size_is_no_span() -> None:
     rows = torch.randn(5, 8, generator=torch.Generator().manual_seed(0))
     for dtype in (torch.float32, torch.bfloat16):
         kept = rows.to(dtype)
-        found = rows_of_value(span_value(kept), tokens=5, width=8, dtype=dtype)
+        found = rows_of_value(span_value(kept, owner=0), tokens=5, width=8, dtype=dtype)
         assert found is not None
         assert torch.equal(found, kept)
-    assert rows_of_value(span_value(rows), tokens=4, width=8, dtype=torch.float32) is None
+    assert rows_of_value(span_value(rows, owner=0), tokens=4, width=8, dtype=torch.float32) is None
     assert rows_of_value(None, tokens=5, width=8, dtype=torch.float32) is None
     assert unpack_rows(b"", tokens=0, width=8, dtype=torch.float32) is None
+    for none in (float("nan"), float("inf")):
+        rows[3, 5] = none
+        assert unpack_rows(pack_rows(rows), tokens=5, width=8, dtype=torch.float32) is None
 
 
 def test_the_cache_forgets_the_oldest_and_never_holds_more_than_it_may() -> None:
@@ -184,6 +188,24 @@ def test_the_cache_forgets_the_oldest_and_never_holds_more_than_it_may() -> None
     assert [get(b"a", 4), get(b"b", 4)] == [False, True]
     assert len(forgotten) == 2
     assert [get(b"large", 11), get(b"large", 11)] == [True, True], "too large to hold"
+
+
+def test_who_has_time_left_does_not_end_with_one_who_had_none() -> None:
+    held, begun, end = SpanCache(10), threading.Event(), threading.Event()
+
+    def late() -> torch.Tensor:
+        begun.set()
+        end.wait(10)
+        raise DeadlineError("too late")
+
+    with ThreadPoolExecutor(2) as pool:
+        hurried = pool.submit(held.rows, b"a", late, deadline=Deadline.after(10))
+        assert begun.wait(10)
+        patient = pool.submit(held.rows, b"a", lambda: torch.zeros(3, 1), deadline=Deadline.after(10))
+        end.set()
+        with pytest.raises(DeadlineError):
+            hurried.result(10)
+        assert len(patient.result(10)) == 3
 
 
 def test_an_error_is_told_to_all_who_wait_and_the_next_one_tries_again() -> None:

@@ -20,7 +20,7 @@ from whalepod.kvstore.faults import StoreFault
 from whalepod.kvstore.node_cache import NodeCache
 from whalepod.kvstore.purge_watch import EPOCH_KEY
 from whalepod.kvstore.settings import RETENTION_S_MAX, StoreSettings
-from whalepod.kvstore.store_keys import handoff_snapshot_key, owner_tag
+from whalepod.kvstore.store_keys import handoff_snapshot_key, owner_tag, span_key
 
 ONE, OTHER = owner_tag("one"), owner_tag("other")
 
@@ -59,6 +59,23 @@ def test_f29_a_purge_removes_one_owners_blocks_and_no_others(server: RedisServer
     assert care.purge(owned_by([ONE])) == 20
     assert client.lookup(chain(20, salt=b"1"), deadline=soon()) == 0
     assert fetch(client, chain(5, salt=b"2")) == 5
+    care.close()
+
+
+def test_rows_of_images_are_counted_and_purged_like_blocks(server: RedisServer, open_client: OpenClient) -> None:
+    client = open_client(server.address)
+    keys = {owner: span_key(bytes([name]) * 32) for name, owner in enumerate((ONE, OTHER))}
+    for owner, key in keys.items():
+        value = replace(snapshot(), draft_fingerprint=owner)
+        assert until(lambda: client.put_snapshot(key, value, ttl_s=60, deadline=soon()), within_s=5)  # noqa: B023
+    put(client, chain(3), OTHER)
+    care = caretaker(server)
+    stats = care.stats()
+    assert (stats.blocks, stats.images) == (3, 2)
+    assert stats.owners[ONE] == stats.image_bytes // 2 == stats.owners[OTHER] - stats.block_bytes
+    assert care.purge(owned_by([ONE])) == 1
+    assert client.get_snapshot(keys[ONE], deadline=soon()) is None
+    assert client.get_snapshot(keys[OTHER], deadline=soon()) is not None
     care.close()
 
 

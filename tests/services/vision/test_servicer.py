@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import replace
 from typing import Any
 
 import grpc
@@ -114,6 +115,16 @@ async def test_an_image_is_encoded_once_whoever_asks_and_however_often(redis_por
         assert (seen["encoded"], seen["stored"]) == (1, 1)
         await ranks.encode(picture(1))
         assert since(before)["encoded"] == 2
+
+
+async def test_nobody_meets_what_was_encoded_under_another_salt(redis_port: int) -> None:
+    async with vision_ranks(redis_port, 2) as ranks:
+        salted = [replace(picture(50), salt=salt) for salt in (b"one", b"other", b"one")]
+        answers = [await ranks.encode(image) for image in salted]
+        assert [answer.encoded for answer in answers] == [True, True, False]
+        assert len({answer.rows for answer in answers}) == 1
+        elsewhere = [await ranks.encode(image, rank=1) for image in (*salted[:2], replace(salted[0], salt=b"third"))]
+        assert [answer.encoded for answer in elsewhere] == [False, False, True]
 
 
 @pytest.mark.slow

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1bwhalepod/rpc/kv/v1/kv.proto\x12\x12whalepod.rpc.kv.v1\"\x11\n\x0fGetStatsRequest\"\xf4\x01\n\x10GetStatsResponse\x12\x0e\n\x06\x62locks\x18\x01 \x01(\x04\x12\x13\n\x0b\x62lock_bytes\x18\x02 \x01(\x04\x12\x11\n\tsnapshots\x18\x03 \x01(\x04\x12\x19\n\x11memory_bytes_used\x18\x05 \x01(\x04\x12\x18\n\x10memory_bytes_max\x18\x06 \x01(\x04\x12\x15\n\rfragmentation\x18\x07 \x01(\x01\x12\x16\n\x0e\x62locks_evicted\x18\x08 \x01(\x04\x12.\n\x06owners\x18\t \x03(\x0b\x32\x1e.whalepod.rpc.kv.v1.OwnerUsageJ\x04\x08\x04\x10\x05R\x0esnapshot_bytes\"*\n\nOwnerUsage\x12\r\n\x05owner\x18\x01 \x01(\x06\x12\r\n\x05\x62ytes\x18\x02 \x01(\x04\"P\n\x0cPurgeRequest\x12\x10\n\x06tenant\x18\x01 \x01(\tH\x00\x12\x13\n\tnamespace\x18\x02 \x01(\x0cH\x00\x12\x10\n\x06writer\x18\x03 \x01(\x06H\x00\x42\x07\n\x05scope\"%\n\rPurgeResponse\x12\x14\n\x0ckeys_removed\x18\x01 \x01(\x04\x32\xb0\x01\n\tKvService\x12U\n\x08GetStats\x12#.whalepod.rpc.kv.v1.GetStatsRequest\x1a$.whalepod.rpc.kv.v1.GetStatsResponse\x12L\n\x05Purge\x12 .whalepod.rpc.kv.v1.PurgeRequest\x1a!.whalepod.rpc.kv.v1.PurgeResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1bwhalepod/rpc/kv/v1/kv.proto\x12\x12whalepod.rpc.kv.v1\"\x11\n\x0fGetStatsRequest\"\x99\x02\n\x10GetStatsResponse\x12\x0e\n\x06\x62locks\x18\x01 \x01(\x04\x12\x13\n\x0b\x62lock_bytes\x18\x02 \x01(\x04\x12\x11\n\tsnapshots\x18\x03 \x01(\x04\x12\x19\n\x11memory_bytes_used\x18\x05 \x01(\x04\x12\x18\n\x10memory_bytes_max\x18\x06 \x01(\x04\x12\x15\n\rfragmentation\x18\x07 \x01(\x01\x12\x16\n\x0e\x62locks_evicted\x18\x08 \x01(\x04\x12.\n\x06owners\x18\t \x03(\x0b\x32\x1e.whalepod.rpc.kv.v1.OwnerUsage\x12\x0e\n\x06images\x18\n \x01(\x04\x12\x13\n\x0bimage_bytes\x18\x0b \x01(\x04J\x04\x08\x04\x10\x05R\x0esnapshot_bytes\"*\n\nOwnerUsage\x12\r\n\x05owner\x18\x01 \x01(\x06\x12\r\n\x05\x62ytes\x18\x02 \x01(\x04\"P\n\x0cPurgeRequest\x12\x10\n\x06tenant\x18\x01 \x01(\tH\x00\x12\x13\n\tnamespace\x18\x02 \x01(\x0cH\x00\x12\x10\n\x06writer\x18\x03 \x01(\x06H\x00\x42\x07\n\x05scope\"%\n\rPurgeResponse\x12\x14\n\x0ckeys_removed\x18\x01 \x01(\x04\x32\xb0\x01\n\tKvService\x12U\n\x08GetStats\x12#.whalepod.rpc.kv.v1.GetStatsRequest\x1a$.whalepod.rpc.kv.v1.GetStatsResponse\x12L\n\x05Purge\x12 .whalepod.rpc.kv.v1.PurgeRequest\x1a!.whalepod.rpc.kv.v1.PurgeResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -34,13 +34,13 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_GETSTATSREQUEST']._serialized_start=51
   _globals['_GETSTATSREQUEST']._serialized_end=68
   _globals['_GETSTATSRESPONSE']._serialized_start=71
-  _globals['_GETSTATSRESPONSE']._serialized_end=315
-  _globals['_OWNERUSAGE']._serialized_start=317
-  _globals['_OWNERUSAGE']._serialized_end=359
-  _globals['_PURGEREQUEST']._serialized_start=361
-  _globals['_PURGEREQUEST']._serialized_end=441
-  _globals['_PURGERESPONSE']._serialized_start=443
-  _globals['_PURGERESPONSE']._serialized_end=480
-  _globals['_KVSERVICE']._serialized_start=483
-  _globals['_KVSERVICE']._serialized_end=659
+  _globals['_GETSTATSRESPONSE']._serialized_end=352
+  _globals['_OWNERUSAGE']._serialized_start=354
+  _globals['_OWNERUSAGE']._serialized_end=396
+  _globals['_PURGEREQUEST']._serialized_start=398
+  _globals['_PURGEREQUEST']._serialized_end=478
+  _globals['_PURGERESPONSE']._serialized_start=480
+  _globals['_PURGERESPONSE']._serialized_end=517
+  _globals['_KVSERVICE']._serialized_start=520
+  _globals['_KVSERVICE']._serialized_end=696
 # @@protoc_insertion_point(module_scope)

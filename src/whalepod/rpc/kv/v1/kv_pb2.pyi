@@ -11,7 +11,7 @@ class GetStatsRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class GetStatsResponse(_message.Message):
-    __slots__ = ("blocks", "block_bytes", "snapshots", "memory_bytes_used", "memory_bytes_max", "fragmentation", "blocks_evicted", "owners")
+    __slots__ = ("blocks", "block_bytes", "snapshots", "memory_bytes_used", "memory_bytes_max", "fragmentation", "blocks_evicted", "owners", "images", "image_bytes")
     BLOCKS_FIELD_NUMBER: _ClassVar[int]
     BLOCK_BYTES_FIELD_NUMBER: _ClassVar[int]
     SNAPSHOTS_FIELD_NUMBER: _ClassVar[int]
@@ -20,6 +20,8 @@ class GetStatsResponse(_message.Message):
     FRAGMENTATION_FIELD_NUMBER: _ClassVar[int]
     BLOCKS_EVICTED_FIELD_NUMBER: _ClassVar[int]
     OWNERS_FIELD_NUMBER: _ClassVar[int]
+    IMAGES_FIELD_NUMBER: _ClassVar[int]
+    IMAGE_BYTES_FIELD_NUMBER: _ClassVar[int]
     blocks: int
     block_bytes: int
     snapshots: int
@@ -28,7 +30,9 @@ class GetStatsResponse(_message.Message):
     fragmentation: float
     blocks_evicted: int
     owners: _containers.RepeatedCompositeFieldContainer[OwnerUsage]
-    def __init__(self, blocks: _Optional[int] = ..., block_bytes: _Optional[int] = ..., snapshots: _Optional[int] = ..., memory_bytes_used: _Optional[int] = ..., memory_bytes_max: _Optional[int] = ..., fragmentation: _Optional[float] = ..., blocks_evicted: _Optional[int] = ..., owners: _Optional[_Iterable[_Union[OwnerUsage, _Mapping]]] = ...) -> None: ...
+    images: int
+    image_bytes: int
+    def __init__(self, blocks: _Optional[int] = ..., block_bytes: _Optional[int] = ..., snapshots: _Optional[int] = ..., memory_bytes_used: _Optional[int] = ..., memory_bytes_max: _Optional[int] = ..., fragmentation: _Optional[float] = ..., blocks_evicted: _Optional[int] = ..., owners: _Optional[_Iterable[_Union[OwnerUsage, _Mapping]]] = ..., images: _Optional[int] = ..., image_bytes: _Optional[int] = ...) -> None: ...
 
 class OwnerUsage(_message.Message):
     __slots__ = ("owner", "bytes")

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n#whalepod/rpc/vision/v1/vision.proto\x12\x16whalepod.rpc.vision.v1\"+\n\rEncodeRequest\x12\r\n\x05order\x18\x01 \x01(\x0c\x12\x0b\n\x03mac\x18\x02 \x01(\x0c\"\x9e\x01\n\x0b\x45ncodeOrder\x12\r\n\x05model\x18\x01 \x01(\t\x12\x11\n\tnamespace\x18\x02 \x01(\x0c\x12\r\n\x05width\x18\x03 \x01(\r\x12\x0e\n\x06height\x18\x04 \x01(\r\x12\x0c\n\x04\x64\x61ta\x18\x05 \x01(\x0c\x12\x17\n\x0f\x65xpires_unix_ms\x18\x06 \x01(\x04\x12\x12\n\nwants_rows\x18\x07 \x01(\x08\x12\x13\n\x0btraceparent\x18\x08 \x01(\t\"?\n\x0e\x45ncodeResponse\x12\x0c\n\x04rows\x18\x01 \x01(\x0c\x12\x0e\n\x06tokens\x18\x02 \x01(\r\x12\x0f\n\x07\x65ncoded\x18\x03 \x01(\x08\x32h\n\rVisionService\x12W\n\x06\x45ncode\x12%.whalepod.rpc.vision.v1.EncodeRequest\x1a&.whalepod.rpc.vision.v1.EncodeResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n#whalepod/rpc/vision/v1/vision.proto\x12\x16whalepod.rpc.vision.v1\"+\n\rEncodeRequest\x12\r\n\x05order\x18\x01 \x01(\x0c\x12\x0b\n\x03mac\x18\x02 \x01(\x0c\"\xbb\x01\n\x0b\x45ncodeOrder\x12\r\n\x05model\x18\x01 \x01(\t\x12\x11\n\tnamespace\x18\x02 \x01(\x0c\x12\r\n\x05width\x18\x03 \x01(\r\x12\x0e\n\x06height\x18\x04 \x01(\r\x12\x0c\n\x04\x64\x61ta\x18\x05 \x01(\x0c\x12\x17\n\x0f\x65xpires_unix_ms\x18\x06 \x01(\x04\x12\x12\n\nwants_rows\x18\x07 \x01(\x08\x12\x13\n\x0btraceparent\x18\x08 \x01(\t\x12\x0c\n\x04salt\x18\t \x01(\x0c\x12\r\n\x05owner\x18\n \x01(\x04\"?\n\x0e\x45ncodeResponse\x12\x0c\n\x04rows\x18\x01 \x01(\x0c\x12\x0e\n\x06tokens\x18\x02 \x01(\r\x12\x0f\n\x07\x65ncoded\x18\x03 \x01(\x08\x32h\n\rVisionService\x12W\n\x06\x45ncode\x12%.whalepod.rpc.vision.v1.EncodeRequest\x1a&.whalepod.rpc.vision.v1.EncodeResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -34,9 +34,9 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_ENCODEREQUEST']._serialized_start=63
   _globals['_ENCODEREQUEST']._serialized_end=106
   _globals['_ENCODEORDER']._serialized_start=109
-  _globals['_ENCODEORDER']._serialized_end=267
-  _globals['_ENCODERESPONSE']._serialized_start=269
-  _globals['_ENCODERESPONSE']._serialized_end=332
-  _globals['_VISIONSERVICE']._serialized_start=334
-  _globals['_VISIONSERVICE']._serialized_end=438
+  _globals['_ENCODEORDER']._serialized_end=296
+  _globals['_ENCODERESPONSE']._serialized_start=298
+  _globals['_ENCODERESPONSE']._serialized_end=361
+  _globals['_VISIONSERVICE']._serialized_start=363
+  _globals['_VISIONSERVICE']._serialized_end=467
 # @@protoc_insertion_point(module_scope)

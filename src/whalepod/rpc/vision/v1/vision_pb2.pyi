@@ -13,7 +13,7 @@ class EncodeRequest(_message.Message):
     def __init__(self, order: _Optional[bytes] = ..., mac: _Optional[bytes] = ...) -> None: ...
 
 class EncodeOrder(_message.Message):
-    __slots__ = ("model", "namespace", "width", "height", "data", "expires_unix_ms", "wants_rows", "traceparent")
+    __slots__ = ("model", "namespace", "width", "height", "data", "expires_unix_ms", "wants_rows", "traceparent", "salt", "owner")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     NAMESPACE_FIELD_NUMBER: _ClassVar[int]
     WIDTH_FIELD_NUMBER: _ClassVar[int]
@@ -22,6 +22,8 @@ class EncodeOrder(_message.Message):
     EXPIRES_UNIX_MS_FIELD_NUMBER: _ClassVar[int]
     WANTS_ROWS_FIELD_NUMBER: _ClassVar[int]
     TRACEPARENT_FIELD_NUMBER: _ClassVar[int]
+    SALT_FIELD_NUMBER: _ClassVar[int]
+    OWNER_FIELD_NUMBER: _ClassVar[int]
     model: str
     namespace: bytes
     width: int
@@ -30,7 +32,9 @@ class EncodeOrder(_message.Message):
     expires_unix_ms: int
     wants_rows: bool
     traceparent: str
-    def __init__(self, model: _Optional[str] = ..., namespace: _Optional[bytes] = ..., width: _Optional[int] = ..., height: _Optional[int] = ..., data: _Optional[bytes] = ..., expires_unix_ms: _Optional[int] = ..., wants_rows: _Optional[bool] = ..., traceparent: _Optional[str] = ...) -> None: ...
+    salt: bytes
+    owner: int
+    def __init__(self, model: _Optional[str] = ..., namespace: _Optional[bytes] = ..., width: _Optional[int] = ..., height: _Optional[int] = ..., data: _Optional[bytes] = ..., expires_unix_ms: _Optional[int] = ..., wants_rows: _Optional[bool] = ..., traceparent: _Optional[str] = ..., salt: _Optional[bytes] = ..., owner: _Optional[int] = ...) -> None: ...
 
 class EncodeResponse(_message.Message):
     __slots__ = ("rows", "tokens", "encoded")
