@@ -303,6 +303,7 @@ class RankProcess:
             time_unix_ms=self._clock.unix_ms(),
             load=self._engine.load(),
             draining=self._draining,
+            reads_batches=True,
         )
 
     def _load_engine(self) -> EngineRank:

@@ -57,6 +57,8 @@ class RankInfo:
     time_unix_ms: int = 0
     load: RankLoad = field(default_factory=RankLoad)
     draining: bool = False
+    reads_batches: bool = False
+    """A decode rank that takes several messages in one."""
 
     def incompatibility(self, *, model: str, namespace: bytes, layout: str) -> str | None:
         """Why this rank cannot work beside ranks of `model`, `namespace` and `layout`; None: it can."""
@@ -96,6 +98,7 @@ def sign_registration(info: RankInfo, secret: ClusterSecret) -> bytes:
         time_unix_ms=info.time_unix_ms,
         load=load_to_proto(info.load),
         draining=info.draining,
+        reads_batches=info.reads_batches,
     ).SerializeToString()
     mac = secret.mac(Purpose.REGISTRATION, payload)
     return common_pb2.SignedRegistration(registration=payload, mac=mac).SerializeToString()
@@ -130,4 +133,5 @@ def open_registration(data: bytes, secret: ClusterSecret, *, now_unix_ms: int) -
         time_unix_ms=message.time_unix_ms,
         load=load_from_proto(message.load),
         draining=message.draining,
+        reads_batches=message.reads_batches,
     )

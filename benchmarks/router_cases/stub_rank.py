@@ -2,8 +2,8 @@
 
     python -m router_cases.stub_rank --index I --port P --redis-url URL --secret SECRET [--step-ms MS]
 
-With a step time, all live requests get one token in each step, in one message to each router; without, a request gets
-all of its tokens in one message.
+With a step time, all live requests get one token in each step, in one message to each router; without, requests get all
+of their tokens in one message, together with those that came in the same message.
 """
 
 from __future__ import annotations
@@ -57,16 +57,19 @@ class StubDecode(decode_pb2_grpc.DecodeServiceServicer):
     async def _read(
         self, requests: AsyncIterator[decode_pb2.GenerateRequest], live: dict[Key, int], out: asyncio.Queue[bytes]
     ) -> None:
-        async for request in requests:
-            if request.WhichOneof("kind") == "cancel":
-                live.pop((RequestId(request.cancel.request_id), request.cancel.attempt), None)
-            elif request.WhichOneof("kind") == "start":
-                ticket = common_pb2.Ticket.FromString(request.start.ticket.ticket)
-                key = (RequestId(ticket.request_id), ticket.attempt)
-                live[key] = ticket.sampling.max_tokens
-                if not self._step_s:
-                    count = live.pop(key)
-                    out.put_nowait(encode_step([TokensEvent(*key, (TOKEN,) * count, 0), _end(key)], _load(live)))
+        async for message in requests:
+            events: list[StepEvent] = []
+            for request in (message, *message.more):
+                if request.WhichOneof("kind") == "cancel":
+                    live.pop((RequestId(request.cancel.request_id), request.cancel.attempt), None)
+                elif request.WhichOneof("kind") == "start":
+                    ticket = common_pb2.Ticket.FromString(request.start.ticket.ticket)
+                    key = (RequestId(ticket.request_id), ticket.attempt)
+                    live[key] = ticket.sampling.max_tokens
+                    if not self._step_s:
+                        events += [TokensEvent(*key, (TOKEN,) * live.pop(key), 0), _end(key)]
+            if events:
+                out.put_nowait(encode_step(events, _load(live)))
 
     async def _step_forever(self, live: dict[Key, int], out: asyncio.Queue[bytes]) -> None:
         while True:
@@ -104,6 +107,7 @@ async def serve(options: argparse.Namespace) -> None:
         model="whale",
         namespace=b"stub ranks here!",
         layout="stub",
+        reads_batches=True,
         context_tokens_max=CONTEXT_TOKENS_MAX,
         load=_load({}),
     )

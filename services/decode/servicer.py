@@ -139,17 +139,21 @@ class DecodeServicer(decode_pb2_grpc.DecodeServiceServicer):
 
     async def _read(self, requests: AsyncIterator[decode_pb2.GenerateRequest], stream: RouterStream) -> None:
         async for request in requests:
-            match request.WhichOneof("kind"):
-                case "start":
-                    self._start(request.start, stream)
-                case "ready":
-                    self._ready(request.ready, stream)
-                case "cancel":
-                    self._cancel(request.cancel, stream)
-                case _:
-                    pass  # a kind of tomorrow
+            for one in (request, *request.more):
+                self._take(one, stream)
         stream.reading = False
         stream.end_if_idle()
+
+    def _take(self, request: decode_pb2.GenerateRequest, stream: RouterStream) -> None:
+        match request.WhichOneof("kind"):
+            case "start":
+                self._start(request.start, stream)
+            case "ready":
+                self._ready(request.ready, stream)
+            case "cancel":
+                self._cancel(request.cancel, stream)
+            case _:
+                pass  # a kind of tomorrow
 
     def _start(self, start: decode_pb2.Start, stream: RouterStream) -> None:
         claimed = claimed_identity(start.ticket)

@@ -17,10 +17,10 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
-from starlette.types import ASGIApp
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from whalepod import __version__
-from whalepod.cluster.api_keys import Scope
+from whalepod.cluster.api_keys import Scope as KeyScope
 from whalepod.core.errors import InternalError, ServingError, UnavailableError
 from whalepod.core.ids import mint_request_id
 from whalepod.model.protocols import MESSAGES, RESPONSES, Protocol
@@ -135,7 +135,7 @@ class HttpFront:
             "/health_generate": guarded(self._health_generate),
         }
 
-    def _for(self, page: Page, scope: Scope) -> Page:
+    def _for(self, page: Page, scope: KeyScope) -> Page:
         """`page`, for those whose key has the scope."""
 
         async def serve(request: Request) -> Response:
@@ -288,7 +288,18 @@ class HttpFront:
 def _application(post: Mapping[str, Callable[[Request], Awaitable[Answer]]], get: Mapping[str, Page]) -> ASGIApp:
     routes = [Route(path, endpoint, methods=["POST"]) for path, endpoint in post.items()]
     routes += [Route(path, endpoint, methods=["GET"]) for path, endpoint in get.items()]
-    return HeaderMiddleware(Starlette(routes=routes, exception_handlers={HTTPException: _refused_by_routing}))
+    routed = Starlette(routes=routes, exception_handlers={HTTPException: _refused_by_routing})
+
+    async def serve(scope: Scope, receive: Receive, send: Send) -> None:
+        """What generates goes the short way: it leaves no exception to a framework, which would cost it 0.1 ms."""
+        endpoint = post.get(scope.get("path", "")) if scope.get("method") == "POST" else None
+        if endpoint is None:
+            await routed(scope, receive, send)
+            return
+        answer = await endpoint(Request(scope, receive))
+        await answer(scope, receive, send)
+
+    return HeaderMiddleware(serve)
 
 
 async def _stream(call: HttpCall, frames: AsyncGenerator[bytes, None]) -> EventStream:

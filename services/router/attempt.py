@@ -97,6 +97,8 @@ class Attempt:
         self._prefills = prefills
         self._inbox: Inbox = asyncio.Queue()
         self._prefill_task: asyncio.Task[None] | None = None
+        self._alarm: asyncio.TimerHandle | None = None
+        """Rings at the deadline: one for all that is waited for."""
         self._prefilled_remotely = False
         self._restored_handoff = False
         self._cached_tokens = 0
@@ -111,6 +113,7 @@ class Attempt:
             self._stream.start(self._job.request_id, self._number, self._ticket, self._inbox)
             if self._legs.prefill is not None:
                 self._prefill_task = asyncio.create_task(self._run_prefill(self._legs.prefill))
+            self._alarm = asyncio.get_running_loop().call_later(self._job.deadline.remaining_s(), self._ring)
             while True:
                 for progress in self._handle(await self._next_item(self._job.deadline)):
                     yield progress
@@ -119,14 +122,13 @@ class Attempt:
         finally:
             self._leave()
 
+    def _ring(self) -> None:
+        self._inbox.put_nowait(_too_late())
+
     async def _next_item(self, deadline: Deadline) -> object:
         if deadline.expired:  # a slow reader may have left so much here that nothing needs to be waited for
             raise _too_late()
-        try:
-            async with asyncio.timeout(deadline.remaining_s()):
-                return await self._inbox.get()
-        except TimeoutError:
-            raise _too_late() from None
+        return await self._inbox.get()
 
     def _handle(self, item: object) -> list[Progress]:
         match item:
@@ -217,6 +219,8 @@ class Attempt:
             self._legs.prefill_claim.release()
 
     def _leave(self) -> None:
+        if self._alarm is not None:
+            self._alarm.cancel()
         if self._prefill_task is not None:
             self._prefill_task.cancel()
         self._stream.cancel(self._job.request_id, self._number)

@@ -37,6 +37,9 @@ PAUSE_S_MAX = 2.0
 PAUSE_FORGOTTEN_S = 60.0
 """A rank that has been well, or gone, for so long begins anew."""
 
+BATCH_BYTES_MAX = 64 * 1024
+"""A message of so many bytes or more takes no other one with it."""
+
 Inbox = asyncio.Queue[object]
 """What happens to one attempt, in order. It holds at most what the request may generate."""
 
@@ -116,8 +119,17 @@ class DecodeStream:
             await asyncio.gather(sender, return_exceptions=True)  # why a send failed, the reader knows too
 
     async def _send(self, call: Any) -> None:  # noqa: ANN401
+        """What has gathered while one message was being written goes in the next one: each costs system calls here and
+        there, whatever is in it."""
         while True:
-            await call.write(await self._outbox.get())
+            message = await self._outbox.get()
+            if self.rank.reads_batches:
+                size_bytes = message.ByteSize()
+                while size_bytes < BATCH_BYTES_MAX and not self._outbox.empty():
+                    other = self._outbox.get_nowait()
+                    size_bytes += other.ByteSize()
+                    message.more.append(other)
+            await call.write(message)
 
     def _deliver(self, packed_step: bytes) -> None:
         message = decode_step(packed_step)

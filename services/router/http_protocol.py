@@ -9,6 +9,7 @@ from typing import Any
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from .http_headers import HEADER_BYTES_MAX
+from .http_transport import GatheringTransport
 
 HEAD_BYTES_MAX = 2 * HEADER_BYTES_MAX
 """Of a head that is not complete. One that is gets judged, and answered, by `HeaderMiddleware`."""
@@ -27,7 +28,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self._stall_timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
-        super().connection_made(transport)
+        super().connection_made(GatheringTransport(transport, self.loop))
         self._await_head()
 
     def connection_lost(self, exc: Exception | None) -> None:

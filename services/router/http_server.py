@@ -37,6 +37,7 @@ def http_server(app: ASGIApp, *, tls: ServerTls | None = None) -> uvicorn.Server
             lifespan="off",
             log_config=None,
             access_log=False,
+            proxy_headers=False,  # nothing here asks where a client is
             server_header=False,
             timeout_graceful_shutdown=max(1, int(CLOSE_GRACE_S)),
             ssl_context_factory=None if tls is None else context,

@@ -36,17 +36,28 @@ def data_frame(payload: str | Mapping[str, Any], *, event: str | None = None) ->
 async def until_disconnect(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
     """The result of `work`; cancels it and raises CancelledError if the client goes first.
 
-    The request's body must have been read.
+    The request's body must have been read. `work` runs in the calling task: one task watches the client.
     """
-    task = asyncio.create_task(work)
-    watcher = asyncio.create_task(_disconnected(receive))
+    caller = asyncio.current_task()
+    assert caller is not None
+    cancelling = caller.cancelling()
+    left = False
+
+    async def watch() -> None:
+        nonlocal left
+        await _disconnected(receive)
+        left = True
+        caller.cancel()
+
+    watcher = asyncio.create_task(watch())
     try:
-        await asyncio.wait({task, watcher}, return_when=asyncio.FIRST_COMPLETED)
-        if not task.done():
-            raise CancelledError("the client went away")
-        return task.result()
+        return await work
+    except asyncio.CancelledError:
+        if left and caller.uncancel() <= cancelling:
+            raise CancelledError("the client went away") from None
+        raise
     finally:
-        await _end(task, watcher)
+        watcher.cancel()
 
 
 class EventStream:
@@ -109,9 +120,3 @@ async def _disconnected(receive: Receive) -> None:
     while True:
         if (await receive())["type"] == "http.disconnect":
             return
-
-
-async def _end(*tasks: asyncio.Task[Any]) -> None:
-    for task in tasks:
-        task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)

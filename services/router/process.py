@@ -7,8 +7,10 @@ bind ports ─▶ read tokenizer ─▶ watch the registry ─▶ listen ─▶ 
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import socket
+import sys
 from collections.abc import Callable, Sequence
 
 from whalepod.cluster.config import ClusterConfig, join_address
@@ -29,6 +31,12 @@ from .router_parts import RouterParts, load_language, store_connector
 from .usage_log import UsageLog
 
 log = logging.getLogger(__name__)
+
+GARBAGE_OBJECTS = 10_000
+"""New objects after which the collector looks at them."""
+SWITCH_S = 0.0005
+"""After so long, a thread lets others have the interpreter. Each system call of the event loop may have to wait for it
+to come back."""
 
 
 async def run_router(
@@ -120,6 +128,7 @@ class RouterProcess:
                 "router is listening",
                 extra={"http": join_address(host, router.http_port), "grpc": join_address(host, router.grpc_port)},
             )
+            _settle_interpreter()
             if on_ready is not None:
                 on_ready()
             await _first_of(stop, *http)
@@ -152,6 +161,15 @@ class RouterProcess:
                 await admission.wait_until_idle()
         except TimeoutError:
             log.warning("draining took too long", extra={"requests": admission.running})
+
+
+def _settle_interpreter() -> None:
+    """For a process that answers others: what has been loaded stays and is not walked through again, requests are no
+    cycles to look for often, and a thread that reads a long body does not keep the event loop waiting for its turn."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(GARBAGE_OBJECTS, 20, 20)
+    sys.setswitchinterval(SWITCH_S)
 
 
 def _needs_prefill(config: ClusterConfig) -> bool:

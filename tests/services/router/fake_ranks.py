@@ -164,6 +164,7 @@ class FakeServer:
             layout="fake",
             context_tokens_max=self.context_tokens_max,
             draining=self.draining,
+            reads_batches=True,
             load=RankLoad(slots_total=self.slots_total, blocks_free=64, blocks_total=64),
         )
 
@@ -244,7 +245,7 @@ class FakeDecode(decode_pb2_grpc.DecodeServiceServicer):
         out: asyncio.Queue[bytes | None],
         mine: dict[tuple[RequestId, int], asyncio.Queue[Handoff | None]],
     ) -> None:
-        async for request in requests:
+        async for request in (one async for message in requests for one in (message, *message.more)):
             match request.WhichOneof("kind"):
                 case "start":
                     work = _open_ticket(request.start.ticket, self.server.rank_id, Work.GENERATE, self.seen)

@@ -92,7 +92,7 @@ async def test_a2_the_callers_fault_stays_the_callers_and_ends_the_decode_leg(
     prefill.behaviour.refuse_with = error
     assert await failure_of(router, LONG) == (status, code)
     await check_nothing_is_left(router, decode, prefill)
-    assert len(decode.seen.starts) == 1
+    await until(lambda: len(decode.seen.starts) == 1)  # the answer of the other leg may have been quicker
     assert decode.seen.handoffs == []
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 
 import grpc
 import pytest
@@ -30,6 +31,7 @@ class Puppet(decode_pb2_grpc.DecodeServiceServicer):
     def __init__(self) -> None:
         self.heard: list[decode_pb2.GenerateRequest] = []
         self.streams = 0
+        self.messages = 0
         self._out: asyncio.Queue[bytes | None] = asyncio.Queue()
         self.server = FakeServer("decode-0", RankRole.DECODE, self._register)
 
@@ -46,7 +48,8 @@ class Puppet(decode_pb2_grpc.DecodeServiceServicer):
 
         async def hear() -> None:
             async for request in request_iterator:
-                self.heard.append(request)
+                self.messages += 1
+                self.heard += [request, *request.more]
 
         hearing = asyncio.create_task(hear())
         try:
@@ -105,6 +108,19 @@ async def running_world() -> AsyncGenerator[World, None]:
 
 def tokens(request_id: RequestId, *ids: int, attempt: int = 1) -> TokensEvent:
     return TokensEvent(request_id, attempt, tuple(SampledToken(token_id) for token_id in ids))
+
+
+@pytest.mark.parametrize("reads_batches", [True, False], ids=["batches", "one by one"])
+async def test_what_gathers_goes_in_one_message_to_ranks_that_read_it(reads_batches: bool) -> None:
+    async with running_world() as world:
+        stream = world.streams.stream_to(replace(world.puppet.server.info(), reads_batches=reads_batches))
+        starts = [RequestId(bytes([index]) * 16) for index in range(20)]
+        for request_id in starts:
+            ticket = common_pb2.SignedTicket(ticket=request_id)
+            stream.start(request_id, 1, ticket, asyncio.Queue())
+        await until(lambda: len(world.puppet.heard) == 20)
+        assert [one.start.ticket.ticket for one in world.puppet.heard] == starts
+        assert (world.puppet.messages < 20) == reads_batches
 
 
 async def test_requests_share_one_stream_and_hear_their_own_events() -> None:

@@ -182,7 +182,7 @@ class Load(_message.Message):
     def __init__(self, running: _Optional[int] = ..., waiting: _Optional[int] = ..., blocks_free: _Optional[int] = ..., blocks_total: _Optional[int] = ..., prefill_tokens_queued: _Optional[int] = ..., slots_total: _Optional[int] = ...) -> None: ...
 
 class Registration(_message.Message):
-    __slots__ = ("rank_id", "role", "pool", "address", "incarnation", "model", "namespace", "layout", "context_tokens_max", "fidelities", "version", "time_unix_ms", "load", "draining")
+    __slots__ = ("rank_id", "role", "pool", "address", "incarnation", "model", "namespace", "layout", "context_tokens_max", "fidelities", "version", "time_unix_ms", "load", "draining", "reads_batches")
     RANK_ID_FIELD_NUMBER: _ClassVar[int]
     ROLE_FIELD_NUMBER: _ClassVar[int]
     POOL_FIELD_NUMBER: _ClassVar[int]
@@ -197,6 +197,7 @@ class Registration(_message.Message):
     TIME_UNIX_MS_FIELD_NUMBER: _ClassVar[int]
     LOAD_FIELD_NUMBER: _ClassVar[int]
     DRAINING_FIELD_NUMBER: _ClassVar[int]
+    READS_BATCHES_FIELD_NUMBER: _ClassVar[int]
     rank_id: str
     role: Role
     pool: str
@@ -211,7 +212,8 @@ class Registration(_message.Message):
     time_unix_ms: int
     load: Load
     draining: bool
-    def __init__(self, rank_id: _Optional[str] = ..., role: _Optional[_Union[Role, str]] = ..., pool: _Optional[str] = ..., address: _Optional[str] = ..., incarnation: _Optional[int] = ..., model: _Optional[str] = ..., namespace: _Optional[bytes] = ..., layout: _Optional[str] = ..., context_tokens_max: _Optional[int] = ..., fidelities: _Optional[_Iterable[_Union[Fidelity, str]]] = ..., version: _Optional[str] = ..., time_unix_ms: _Optional[int] = ..., load: _Optional[_Union[Load, _Mapping]] = ..., draining: _Optional[bool] = ...) -> None: ...
+    reads_batches: bool
+    def __init__(self, rank_id: _Optional[str] = ..., role: _Optional[_Union[Role, str]] = ..., pool: _Optional[str] = ..., address: _Optional[str] = ..., incarnation: _Optional[int] = ..., model: _Optional[str] = ..., namespace: _Optional[bytes] = ..., layout: _Optional[str] = ..., context_tokens_max: _Optional[int] = ..., fidelities: _Optional[_Iterable[_Union[Fidelity, str]]] = ..., version: _Optional[str] = ..., time_unix_ms: _Optional[int] = ..., load: _Optional[_Union[Load, _Mapping]] = ..., draining: _Optional[bool] = ..., reads_batches: _Optional[bool] = ...) -> None: ...
 
 class SignedRegistration(_message.Message):
     __slots__ = ("registration", "mac")

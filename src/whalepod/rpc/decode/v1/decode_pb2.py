@@ -26,7 +26,7 @@ from whalepod.rpc.common.v1 import common_pb2 as whalepod_dot_rpc_dot_common_dot
 from whalepod.rpc.prefill.v1 import prefill_pb2 as whalepod_dot_rpc_dot_prefill_dot_v1_dot_prefill__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n#whalepod/rpc/decode/v1/decode.proto\x12\x16whalepod.rpc.decode.v1\x1a#whalepod/rpc/common/v1/common.proto\x1a%whalepod/rpc/prefill/v1/prefill.proto\"\xab\x01\n\x0fGenerateRequest\x12.\n\x05start\x18\x01 \x01(\x0b\x32\x1d.whalepod.rpc.decode.v1.StartH\x00\x12.\n\x05ready\x18\x02 \x01(\x0b\x32\x1d.whalepod.rpc.decode.v1.ReadyH\x00\x12\x30\n\x06\x63\x61ncel\x18\x03 \x01(\x0b\x32\x1e.whalepod.rpc.decode.v1.CancelH\x00\x42\x06\n\x04kind\"=\n\x05Start\x12\x34\n\x06ticket\x18\x01 \x01(\x0b\x32$.whalepod.rpc.common.v1.SignedTicket\"b\n\x05Ready\x12\x12\n\nrequest_id\x18\x01 \x01(\x0c\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\r\x12\x34\n\x06result\x18\x03 \x01(\x0b\x32$.whalepod.rpc.prefill.v1.RunResponse\"-\n\x06\x43\x61ncel\x12\x12\n\nrequest_id\x18\x01 \x01(\x0c\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\r\"\'\n\x10GenerateResponse\x12\x13\n\x0bpacked_step\x18\x01 \x01(\x0c\x32r\n\rDecodeService\x12\x61\n\x08Generate\x12\'.whalepod.rpc.decode.v1.GenerateRequest\x1a(.whalepod.rpc.decode.v1.GenerateResponse(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n#whalepod/rpc/decode/v1/decode.proto\x12\x16whalepod.rpc.decode.v1\x1a#whalepod/rpc/common/v1/common.proto\x1a%whalepod/rpc/prefill/v1/prefill.proto\"\xe2\x01\n\x0fGenerateRequest\x12.\n\x05start\x18\x01 \x01(\x0b\x32\x1d.whalepod.rpc.decode.v1.StartH\x00\x12.\n\x05ready\x18\x02 \x01(\x0b\x32\x1d.whalepod.rpc.decode.v1.ReadyH\x00\x12\x30\n\x06\x63\x61ncel\x18\x03 \x01(\x0b\x32\x1e.whalepod.rpc.decode.v1.CancelH\x00\x12\x35\n\x04more\x18\x04 \x03(\x0b\x32\'.whalepod.rpc.decode.v1.GenerateRequestB\x06\n\x04kind\"=\n\x05Start\x12\x34\n\x06ticket\x18\x01 \x01(\x0b\x32$.whalepod.rpc.common.v1.SignedTicket\"b\n\x05Ready\x12\x12\n\nrequest_id\x18\x01 \x01(\x0c\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\r\x12\x34\n\x06result\x18\x03 \x01(\x0b\x32$.whalepod.rpc.prefill.v1.RunResponse\"-\n\x06\x43\x61ncel\x12\x12\n\nrequest_id\x18\x01 \x01(\x0c\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\r\"\'\n\x10GenerateResponse\x12\x13\n\x0bpacked_step\x18\x01 \x01(\x0c\x32r\n\rDecodeService\x12\x61\n\x08Generate\x12\'.whalepod.rpc.decode.v1.GenerateRequest\x1a(.whalepod.rpc.decode.v1.GenerateResponse(\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -34,15 +34,15 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'whalepod.rpc.decode.v1.deco
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_GENERATEREQUEST']._serialized_start=140
-  _globals['_GENERATEREQUEST']._serialized_end=311
-  _globals['_START']._serialized_start=313
-  _globals['_START']._serialized_end=374
-  _globals['_READY']._serialized_start=376
-  _globals['_READY']._serialized_end=474
-  _globals['_CANCEL']._serialized_start=476
-  _globals['_CANCEL']._serialized_end=521
-  _globals['_GENERATERESPONSE']._serialized_start=523
-  _globals['_GENERATERESPONSE']._serialized_end=562
-  _globals['_DECODESERVICE']._serialized_start=564
-  _globals['_DECODESERVICE']._serialized_end=678
+  _globals['_GENERATEREQUEST']._serialized_end=366
+  _globals['_START']._serialized_start=368
+  _globals['_START']._serialized_end=429
+  _globals['_READY']._serialized_start=431
+  _globals['_READY']._serialized_end=529
+  _globals['_CANCEL']._serialized_start=531
+  _globals['_CANCEL']._serialized_end=576
+  _globals['_GENERATERESPONSE']._serialized_start=578
+  _globals['_GENERATERESPONSE']._serialized_end=617
+  _globals['_DECODESERVICE']._serialized_start=619
+  _globals['_DECODESERVICE']._serialized_end=733
 # @@protoc_insertion_point(module_scope)

@@ -1,21 +1,24 @@
 from whalepod.rpc.common.v1 import common_pb2 as _common_pb2
 from whalepod.rpc.prefill.v1 import prefill_pb2 as _prefill_pb2
+from google.protobuf.internal import containers as _containers
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
-from collections.abc import Mapping as _Mapping
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
 from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class GenerateRequest(_message.Message):
-    __slots__ = ("start", "ready", "cancel")
+    __slots__ = ("start", "ready", "cancel", "more")
     START_FIELD_NUMBER: _ClassVar[int]
     READY_FIELD_NUMBER: _ClassVar[int]
     CANCEL_FIELD_NUMBER: _ClassVar[int]
+    MORE_FIELD_NUMBER: _ClassVar[int]
     start: Start
     ready: Ready
     cancel: Cancel
-    def __init__(self, start: _Optional[_Union[Start, _Mapping]] = ..., ready: _Optional[_Union[Ready, _Mapping]] = ..., cancel: _Optional[_Union[Cancel, _Mapping]] = ...) -> None: ...
+    more: _containers.RepeatedCompositeFieldContainer[GenerateRequest]
+    def __init__(self, start: _Optional[_Union[Start, _Mapping]] = ..., ready: _Optional[_Union[Ready, _Mapping]] = ..., cancel: _Optional[_Union[Cancel, _Mapping]] = ..., more: _Optional[_Iterable[_Union[GenerateRequest, _Mapping]]] = ...) -> None: ...
 
 class Start(_message.Message):
     __slots__ = ("ticket",)

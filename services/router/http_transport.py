@@ -1,0 +1,57 @@
+"""Writes of one turn of the event loop in one system call: what a write costs is the call, and waking who reads.
+
+write, write, … ─▶ held until the loop's next turn, or until much is held ─▶ the connection's own transport
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+HELD_BYTES_MAX = 64 * 1024
+"""More is passed on at once, so that the transport can say that its client does not read."""
+
+
+class GatheringTransport(asyncio.Transport):
+    """A transport over another one. `close` writes what is held; `abort` drops it."""
+
+    def __init__(self, inner: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
+        super().__init__()
+        self._inner = inner
+        self._loop = loop
+        self._held: list[bytes] = []
+        self._held_bytes = 0
+
+    def write(self, data: bytes | bytearray | memoryview[Any]) -> None:
+        if not self._held:
+            self._loop.call_soon(self._flush)
+        self._held.append(bytes(data))
+        self._held_bytes += len(data)
+        if self._held_bytes > HELD_BYTES_MAX:
+            self._flush()
+
+    def close(self) -> None:
+        self._flush()
+        self._inner.close()
+
+    def abort(self) -> None:
+        self._held.clear()
+        self._inner.abort()
+
+    def is_closing(self) -> bool:
+        return self._inner.is_closing()
+
+    def get_extra_info(self, name: str, default: object = None) -> Any:  # noqa: ANN401  asyncio's own
+        return self._inner.get_extra_info(name, default)
+
+    def pause_reading(self) -> None:
+        self._inner.pause_reading()
+
+    def resume_reading(self) -> None:
+        self._inner.resume_reading()
+
+    def _flush(self) -> None:
+        """Without anything held: does nothing."""
+        held, self._held, self._held_bytes = self._held, [], 0
+        if held and not self._inner.is_closing():
+            self._inner.write(held[0] if len(held) == 1 else b"".join(held))
