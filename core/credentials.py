@@ -5,7 +5,6 @@ A MAC covers what the bytes are (`purpose`) as well as the bytes, so a registrat
 
 from __future__ import annotations
 
-import hashlib
 import hmac
 from dataclasses import dataclass, field
 from enum import Enum
@@ -41,7 +40,7 @@ class ClusterSecret:
     def mac(self, purpose: Purpose, payload: bytes) -> bytes:
         """32 bytes."""
         head = len(purpose.value).to_bytes(2, "little") + purpose.value
-        return hmac.new(self.key, head + payload, hashlib.sha256).digest()
+        return hmac.digest(self.key, head + payload, "sha256")
 
     def verifies(self, purpose: Purpose, payload: bytes, mac: bytes) -> bool:
         """Compares in constant time."""

@@ -93,7 +93,15 @@ class Admission:
 
     @asynccontextmanager
     async def admitted(self, visit: Visit) -> AsyncGenerator[None]:
-        """Hold room for a request; one heavier than the whole gate takes all of it.
+        """Hold room for a request. Raises what `enter` does."""
+        started_s = await self.enter(visit)
+        try:
+            yield
+        finally:
+            self.leave(visit, started_s)
+
+    async def enter(self, visit: Visit) -> float:
+        """Take room for a request; one heavier than the whole gate takes all of it. Call `leave` with what it returns.
 
         Raises TenantLimitError, QueueFullError (full, would wait or has waited too long), UnavailableError (shutting
         down).
@@ -101,11 +109,22 @@ class Admission:
         if self._closed:
             raise UnavailableError("this router is shutting down")
         self._limits.enter(visit.tenant, requests=visit.weight)
+        arrived_s = self._clock.monotonic_s()
         try:
-            async with self._inside(visit):
-                yield
-        finally:
+            await self._enter(visit, min(visit.weight, self._running_max))
+        except BaseException:
             self._limits.leave(visit.tenant, requests=visit.weight)
+            raise
+        started_s = self._clock.monotonic_s()
+        QUEUE_SECONDS.observe(started_s - arrived_s)
+        return started_s
+
+    def leave(self, visit: Visit, started_s: float) -> None:
+        seconds = self._clock.monotonic_s() - started_s
+        self._seconds_average += (SMOOTHING if self._samples else 1.0) * (seconds - self._seconds_average)
+        self._samples += 1
+        self._leave(visit.tenant, min(visit.weight, self._running_max))
+        self._limits.leave(visit.tenant, requests=visit.weight)
 
     def charge_tokens(self, tenant: str, tokens: int) -> None:
         """Count a tenant's tokens against its limit."""
@@ -121,21 +140,6 @@ class Admission:
 
     async def wait_until_idle(self) -> None:
         await self._idle.wait()
-
-    @asynccontextmanager
-    async def _inside(self, visit: Visit) -> AsyncGenerator[None]:
-        weight = min(visit.weight, self._running_max)
-        arrived_s = self._clock.monotonic_s()
-        await self._enter(visit, weight)
-        started_s = self._clock.monotonic_s()
-        QUEUE_SECONDS.observe(started_s - arrived_s)
-        try:
-            yield
-        finally:
-            seconds = self._clock.monotonic_s() - started_s
-            self._seconds_average += (SMOOTHING if self._samples else 1.0) * (seconds - self._seconds_average)
-            self._samples += 1
-            self._leave(visit.tenant, weight)
 
     @property
     def _limit(self) -> int:

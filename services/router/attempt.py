@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncGenerator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from whalepod.cluster.registration import RankInfo
 from whalepod.cluster.wire import handoff_from_proto
@@ -99,9 +99,9 @@ class Attempt:
         self._prefill_task: asyncio.Task[None] | None = None
         self._alarm: asyncio.TimerHandle | None = None
         """Rings at the deadline: one for all that is waited for."""
-        self._prefilled_remotely = False
         self._restored_handoff = False
         self._cached_tokens = 0
+        self._route = Route(decode_rank=legs.decode.rank_id, prefill_rank=None, attempts=number)
 
     async def run(self) -> AsyncGenerator[Progress, None]:
         """Yields bursts, then one ending.
@@ -153,7 +153,8 @@ class Attempt:
 
     def _take_handoff(self, response: prefill_pb2.RunResponse) -> list[Progress]:
         handoff = handoff_from_proto(response)
-        self._prefilled_remotely = True
+        assert self._legs.prefill is not None
+        self._route = replace(self._route, prefill_rank=self._legs.prefill.rank_id)
         self._finish_prefill_claim()
         self._legs.work.note_ready(stored=handoff.stored and handoff.boundary_tokens > 0)
         if handoff.finish_reason is not None and handoff.first_token is not None:
@@ -200,11 +201,6 @@ class Attempt:
     @property
     def _names(self) -> dict[str, object]:
         return {"internal_id": self._job.request_id, "attempt": self._number}
-
-    @property
-    def _route(self) -> Route:
-        prefill = self._legs.prefill.rank_id if self._legs.prefill is not None and self._prefilled_remotely else None
-        return Route(decode_rank=self._legs.decode.rank_id, prefill_rank=prefill, attempts=self._number)
 
     async def _run_prefill(self, rank: RankInfo) -> None:
         try:

@@ -66,7 +66,7 @@ class Authenticator:
         """
         if self._file is None:
             anybody = principal_from_headers(headers, trust_tenant_header=self._trust_tenant_header)
-            return replace(anybody, priority_min=self._priority_min)
+            return anybody if self._priority_min is None else replace(anybody, priority_min=self._priority_min)
         self._look_again(self._file)
         key = self._keys.get(hash_of_key(_presented(headers)))
         if key is None:

@@ -6,6 +6,7 @@ A field with a bad value is an InvalidFieldError that names it; ranges of sampli
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from functools import cache
 from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -173,7 +174,8 @@ Body = TypeVar("Body", bound=BaseModel)
 
 def parse_body(model: type[Body], body: Mapping[str, Any]) -> Body:
     """The fields of `body` that `model` knows. Raises InvalidFieldError for the first bad one."""
-    known = {name: value for name, value in body.items() if value is not None and name in model.model_fields}
+    fields = _field_names(model)
+    known = {name: value for name, value in body.items() if name in fields and value is not None}
     try:
         return model.model_validate(known)
     except ValidationError as error:
@@ -181,6 +183,11 @@ def parse_body(model: type[Body], body: Mapping[str, Any]) -> Body:
         name = str(problem["loc"][0])
         message = problem["msg"][0].lower() + problem["msg"][1:]
         raise InvalidFieldError(name, f"{name}: {message}") from None
+
+
+@cache
+def _field_names(model: type[BaseModel]) -> frozenset[str]:
+    return frozenset(model.model_fields)
 
 
 def refuse_fields(body: Mapping[str, Any], refused: Mapping[str, str]) -> None:

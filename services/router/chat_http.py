@@ -12,6 +12,7 @@ from .chat import ChatRequest, open_chat
 from .chat_choice import ChatDelta, ChatEnd
 from .completions_http import ResponseHead
 from .front_door import Caller, FrontDoor
+from .http_errors import json_text
 from .http_stream import DONE_FRAME, data_frame
 from .request_record import RequestRecord
 from .usage import Usage, total_usage
@@ -74,9 +75,9 @@ async def chat_chunks(
                     record.note_result(_total(list(usages.values())), event.route)
                     chunk["usage"] = usages[index].to_json() if request.choices == 1 else None
                 chunk["choices"] = [_choice_of(chunk, index)]
-                yield _compact(chunk)
+                yield json_text(chunk)
     if request.choices > 1:
-        yield _compact(chunk | {"choices": [], "usage": _total(list(usages.values())).to_json()})
+        yield json_text(chunk | {"choices": [], "usage": _total(list(usages.values())).to_json()})
 
 
 async def chat_frames(
@@ -107,7 +108,3 @@ def _usage_of(end: ChatEnd) -> Usage:
 
 def _total(usages: Sequence[Usage]) -> Usage:
     return total_usage((0, usage) for usage in usages)
-
-
-def _compact(chunk: dict[str, Any]) -> str:
-    return json.dumps(chunk, ensure_ascii=False, separators=(",", ":"))

@@ -8,7 +8,7 @@ dropped. A rank that is full or drains has not failed: when all are full, the re
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from itertools import count
@@ -109,7 +109,7 @@ class _Sent:
                 self.broken_at_s = None
         if self.cached_tokens is None:
             self.cached_tokens = item.cached_tokens
-        return replace(item, cached_tokens=self.cached_tokens)
+        return item if item.cached_tokens == self.cached_tokens else replace(item, cached_tokens=self.cached_tokens)
 
     def note_break(self, error: UnavailableError) -> None:
         """The attempt that served it was lost."""
@@ -145,53 +145,61 @@ class Dispatcher:
         self._secret = secret
         self._clock = clock
 
-    async def generate(self, job: Job) -> AsyncGenerator[Progress, None]:
+    async def generate(
+        self, job: Job, *, on_burst: Callable[[Burst], None] = lambda _: None
+    ) -> AsyncGenerator[Progress, None]:
         """Yields bursts of tokens, then one ending. Close it (`aclosing`) to stop the request on every rank.
+        `on_burst` sees each burst that has tokens, before it is yielded.
 
         Raises UnavailableError if no rank can take the request or it was lost once too often, DeadlineError, and what
         the ranks say themselves: RequestError, InternalError.
         """
+        setbacks = _Setbacks(job.deadline.earlier(self._options.room_wait_s))
+        sent = _Sent(job, self._clock)
         self._placer.begin(job)
         try:
-            async with aclosing(self._attempts(job)) as progress:
-                async for item in progress:
-                    yield item
+            for number in count(1):
+                try:
+                    rest, legs = await self._placer.place(sent.rest, number, setbacks.avoid)
+                except UnavailableError as error:
+                    raise sent.broken_by or error from None
+                attempt = start_span("attempt", job.traceparent, attributes={"number": number, **legs.names})
+                if attempt.traceparent != rest.traceparent:
+                    rest = replace(rest, traceparent=attempt.traceparent)
+                try:
+                    async with aclosing(self._attempt(rest, number, legs)) as progress:
+                        async for item in progress:
+                            setbacks.note_progress()
+                            if number != sent.attempt:
+                                sent.attempt = number
+                                self._placer.note_generated(job, legs.decode.rank_id)
+                            item = sent.note(item)
+                            if isinstance(item, Burst) and item.tokens:
+                                on_burst(item)
+                            yield item
+                    return
+                except UnavailableError as error:
+                    attempt.fail(kind_of_error(error))
+                    all_were_full = self._full_or_raise(error, job, number, legs, setbacks, sent)
+                finally:
+                    attempt.end()
+                if all_were_full:
+                    await self._wait_for_room(setbacks)
         finally:
             self._placer.end(job)
 
-    async def _attempts(self, job: Job) -> AsyncGenerator[Progress, None]:
-        setbacks = _Setbacks(job.deadline.earlier(self._options.room_wait_s))
-        sent = _Sent(job, self._clock)
-        for number in count(1):
-            try:
-                rest, legs = await self._placer.place(sent.rest, number, setbacks.avoid)
-            except UnavailableError as error:
-                raise sent.broken_by or error from None
-            attempt = start_span("attempt", job.traceparent, attributes={"number": number, **legs.names})
-            rest = replace(rest, traceparent=attempt.traceparent)
-            try:
-                async with aclosing(self._attempt(rest, number, legs)) as progress:
-                    async for item in progress:
-                        setbacks.note_progress()
-                        if number != sent.attempt:
-                            sent.attempt = number
-                            self._placer.note_generated(job, legs.decode.rank_id)
-                        yield sent.note(item)
-                return
-            except UnavailableError as error:
-                attempt.fail(kind_of_error(error))
-                if isinstance(error, DrainingError):
-                    self._table.note_draining(legs.decode)
-                sent.note_break(error)
-                if not setbacks.may_try_again(error, legs, retry_max=self._options.retry_max):
-                    raise
-                RETRIES.labels(kind_of_error(error)).inc()
-                log.warning("attempt lost: %s", error, extra={"internal_id": job.request_id, "attempt": number})
-                all_were_full = isinstance(error, CapacityError)
-            finally:
-                attempt.end()
-            if all_were_full:
-                await self._wait_for_room(setbacks)
+    def _full_or_raise(
+        self, error: UnavailableError, job: Job, number: int, legs: Legs, setbacks: _Setbacks, sent: _Sent
+    ) -> bool:
+        """An attempt was lost: whether for lack of room. Raises the error if no other is worth making."""
+        if isinstance(error, DrainingError):
+            self._table.note_draining(legs.decode)
+        sent.note_break(error)
+        if not setbacks.may_try_again(error, legs, retry_max=self._options.retry_max):
+            raise error
+        RETRIES.labels(kind_of_error(error)).inc()
+        log.warning("attempt lost: %s", error, extra={"internal_id": job.request_id, "attempt": number})
+        return isinstance(error, CapacityError)
 
     async def _wait_for_room(self, setbacks: _Setbacks) -> None:
         """Returns at once if there is a decode rank that has not been tried."""

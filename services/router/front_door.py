@@ -6,7 +6,7 @@ body ─▶ prompt ids ─▶ FrontDoor.jobs (lengths, block hashes, lookup) ─
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Callable, Sequence
-from contextlib import AsyncExitStack, aclosing, asynccontextmanager
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 
 from whalepod.core.block_keys import BlockHash, chain_root, derive_block_hashes
@@ -70,7 +70,8 @@ class Caller:
 
     def on_behalf_of(self, user: str | None) -> Caller:
         """The same for one of its users."""
-        return replace(self, principal=self.principal.on_behalf_of(user))
+        principal = self.principal.on_behalf_of(user)
+        return self if principal is self.principal else replace(self, principal=principal)
 
 
 class FrontDoor:
@@ -141,10 +142,12 @@ class FrontDoor:
         """As of `Admission`, for so many choices."""
         principal = caller.principal
         visit = Visit(choices, caller.deadline, tenant=principal.tenant, priority=principal.priority(priority))
-        async with AsyncExitStack() as stack:
-            with span("queue", caller.traceparent):
-                await stack.enter_async_context(self.admission.admitted(visit))
+        with span("queue", caller.traceparent):
+            started_s = await self.admission.enter(visit)
+        try:
             yield
+        finally:
+            self.admission.leave(visit, started_s)
 
     async def jobs(
         self,
@@ -198,21 +201,22 @@ class FrontDoor:
         )
         return [branch(job, index) for index in range(choices)]
 
-    async def run(self, job: Job, caller: Caller) -> AsyncGenerator[Progress, None]:
+    def run(self, job: Job, caller: Caller) -> AsyncGenerator[Progress, None]:
         """What `Dispatcher.generate` yields, measured."""
         last_s: float | None = None
-        async with aclosing(self._dispatcher.generate(job)) as progress:
-            async for item in progress:
-                if isinstance(item, Burst) and item.tokens:
-                    now_s = self.clock.monotonic_s()
-                    if last_s is None:
-                        _count_first_token(job, item, now_s - caller.arrived_s)
-                    else:
-                        _count_gaps(now_s - last_s, tokens=len(item.tokens))
-                    last_s = now_s
-                    COMPLETION_TOKENS.inc(len(item.tokens))
-                    self.admission.charge_tokens(caller.principal.tenant, len(item.tokens))
-                yield item
+
+        def measure(burst: Burst) -> None:
+            nonlocal last_s
+            now_s = self.clock.monotonic_s()
+            if last_s is None:
+                _count_first_token(job, burst, now_s - caller.arrived_s)
+            else:
+                _count_gaps(now_s - last_s, tokens=len(burst.tokens))
+            last_s = now_s
+            COMPLETION_TOKENS.inc(len(burst.tokens))
+            self.admission.charge_tokens(caller.principal.tenant, len(burst.tokens))
+
+        return self._dispatcher.generate(job, on_burst=measure)
 
     def _namespace_or_raise(self) -> bytes:
         """All usable ranks agree on it: the directory refuses the others."""

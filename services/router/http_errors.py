@@ -169,7 +169,12 @@ def json_response(body: object, status: int = 200, headers: Mapping[str, str] | 
 
 
 def json_text(body: object) -> str:
-    return json.dumps(body, ensure_ascii=False, separators=(",", ":"))
+    """As short as it can be. May hold lone surrogates, which no UTF-8 has."""
+    return _JSON.encode(body)
+
+
+_JSON = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
+"""Made once: `json.dumps` makes one for each object."""
 
 
 def _snake_case(name: str) -> str:

@@ -7,7 +7,6 @@ the status is 200 for good, and what goes wrong is one `error` event, after whic
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 from collections.abc import AsyncGenerator, Coroutine, Mapping
 from typing import Any, TypeVar
@@ -16,7 +15,7 @@ from starlette.types import Receive, Scope, Send
 
 from whalepod.core.errors import CancelledError, InternalError, ServingError, UnavailableError
 
-from .http_errors import OPENAI_ERRORS, ErrorForm
+from .http_errors import OPENAI_ERRORS, ErrorForm, json_text
 from .router_metrics import STREAMS_BROKEN
 
 log = logging.getLogger(__name__)
@@ -28,7 +27,7 @@ DONE_FRAME = b"data: [DONE]\n\n"
 
 def data_frame(payload: str | Mapping[str, Any], *, event: str | None = None) -> bytes:
     """One server-sent event. JSON text has no raw line breaks, so one `data` line is enough."""
-    text = payload if isinstance(payload, str) else json.dumps(payload, ensure_ascii=False, separators=(",", ":"))
+    text = payload if isinstance(payload, str) else json_text(payload)
     name = b"" if event is None else b"event: " + event.encode() + b"\n"
     return name + b"data: " + text.encode("utf-8", "replace") + b"\n\n"
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from whalepod.engine.interface import SampledToken
 
@@ -49,10 +49,18 @@ def _entry(score: SampledToken, language: Language) -> dict[str, Any]:
     return entry
 
 
-async def after_scores(
+def after_scores(
     events: AsyncGenerator[tuple[int, T | TextScores], None], books: Sequence[ScoreBook], *, choices_each: int
 ) -> AsyncGenerator[tuple[int, T], None]:
     """The events without the scores, which are in the books; none of a prompt before its book is whole."""
+    if all(book.whole for book in books):
+        return cast("AsyncGenerator[tuple[int, T], None]", events)  # nobody asked for scores, so there are none
+    return _scored(events, books, choices_each)
+
+
+async def _scored(
+    events: AsyncGenerator[tuple[int, T | TextScores], None], books: Sequence[ScoreBook], choices_each: int
+) -> AsyncGenerator[tuple[int, T], None]:
     held: list[list[tuple[int, T]]] = [[] for _ in books]
     async with aclosing(events):
         async for index, event in events:

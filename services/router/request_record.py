@@ -5,7 +5,10 @@ from __future__ import annotations
 import logging
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
+from functools import cache
 from typing import TypeVar
+
+from prometheus_client import Counter, Histogram
 
 from whalepod.cluster.error_codes import kind_of_error
 from whalepod.core.clock import Clock
@@ -27,6 +30,16 @@ OK = "ok"
 CLIENT_GONE = "cancelled"
 INTERNAL = "internal"
 UNAUTHENTICATED = "authentication"
+
+
+@cache
+def _requests(endpoint: str, outcome: str) -> Counter:
+    return REQUESTS.labels(endpoint, outcome)
+
+
+@cache
+def _request_seconds(endpoint: str) -> Histogram:
+    return REQUEST_SECONDS.labels(endpoint)
 
 
 class RequestRecord:
@@ -71,8 +84,8 @@ class RequestRecord:
             return
         self._ended = True
         seconds = self._clock.monotonic_s() - self._started_s
-        REQUESTS.labels(self.endpoint, outcome).inc()
-        REQUEST_SECONDS.labels(self.endpoint).observe(seconds)
+        _requests(self.endpoint, outcome).inc()
+        _request_seconds(self.endpoint).observe(seconds)
         fields: dict[str, object] = {
             "request": self.request_id,
             "endpoint": self.endpoint,

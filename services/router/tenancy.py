@@ -42,7 +42,7 @@ class Principal:
 
     def on_behalf_of(self, user: str | None) -> Principal:
         """The same, divided further: `user` has at most USER_CHARS_MAX characters."""
-        return replace(self, user=user or "")
+        return self if (user or "") == self.user else replace(self, user=user or "")
 
 
 def principal_from_headers(headers: Mapping[str, str], *, trust_tenant_header: bool) -> Principal:
