@@ -15,14 +15,15 @@ from whalepod.model.config import ModelConfig
 from whalepod.model.engram_token_map import engram_token_map
 from whalepod.model.tiny_checkpoint import shipped_tokenizer
 
+from .answers import AnswerRecipe, answered
 from .backbone import Backbone
 from .batches import Corpus, Shape
 from .compiling import prepare_compiler
 from .configuration import SIZES, trained_config_json
-from .draft_trainer import DraftRecipe, DraftTrainer
+from .draft_trainer import DraftRecipe, DraftTrainer, as_shipped
 from .parameters import first_tensors, stacked
 from .progress import FigureLog, Progress
-from .shipping import write_trained_checkpoint
+from .shipping import read_trained_checkpoint, write_trained_checkpoint
 from .states import load_state
 from .trainer import STATE, Recipe, Trainer
 
@@ -30,7 +31,10 @@ LOG = "log.jsonl"
 
 
 def main(arguments: list[str]) -> None:
-    options = _parser().parse_args(arguments)
+    parser = _parser()
+    options = parser.parse_args(arguments)
+    if options.command != "backbone" and options.checkpoint is None and not options.state:
+        parser.error("a trained backbone is needed: --checkpoint, or --state")
     if getattr(options, "device", "cpu") != "cpu":
         prepare_compiler()
     {"backbone": _backbone, "draft": _draft, "checkpoint": _checkpoint}[options.command](options)
@@ -52,11 +56,19 @@ def _parser() -> argparse.ArgumentParser:
     commands.choices["backbone"].add_argument("--short-only", action="store_true", help="no long sequences")
     commands.choices["backbone"].add_argument("--resume", action="store_true", help="go on from the state in --out")
     commands.choices["draft"].add_argument(
-        "--state", type=Path, action="append", required=True, help="of the backbone; of a drafter too, to go on from it"
+        "--answer-tokens", type=int, default=256, help="longest answer of the backbone that the drafter learns from"
     )
     checkpoint = commands.add_parser("checkpoint", help="write a checkpoint from states")
-    checkpoint.add_argument("--state", type=Path, action="append", required=True, help="a later one's tensors count")
     checkpoint.add_argument("--out", type=Path, required=True)
+    for command in (commands.choices["draft"], checkpoint):
+        command.add_argument("--checkpoint", type=Path, default=None, help="a checkpoint to begin with")
+        command.add_argument(
+            "--state",
+            type=Path,
+            action="append",
+            default=[],
+            help="of the backbone, of a drafter; a later one's tensors count, and more than the checkpoint's",
+        )
     for command in commands.choices.values():
         command.add_argument("--size", choices=sorted(SIZES), default="shipped")
     return parser
@@ -93,31 +105,40 @@ def _draft(options: argparse.Namespace) -> None:
         shape=Shape(options.sequences, options.tokens),
         anchors=max(1, options.tokens // 8),
     )
-    tensors = _with_states(stacked(first_tensors(config, seed=options.seed)), options.state)
-    tensors = {name: tensor.float() for name, tensor in tensors.items()}
+    tensors = {name: tensor.to(device) for name, tensor in _given_tensors(options, config).items()}
+    train, valid = (Corpus.read(options.corpus, name) for name in ("train", "valid"))
+    log = FigureLog(options.out / LOG)
+    shipped = {name: as_shipped(name, tensor) for name, tensor in tensors.items()}
+    usual = AnswerRecipe(tokens_max=options.answer_tokens, seed=options.seed)
+    greedy = replace(usual, temperatures=(0.0,))
     trainer = DraftTrainer(
         config=config,
-        corpus=Corpus.read(options.corpus, "train"),
-        valid=Corpus.read(options.corpus, "valid"),
+        corpus=answered(
+            train, backbone, shipped, usual, report=lambda done, of: log.write({"answered": done, "documents": of})
+        ),
+        valid=answered(valid, backbone, shipped, greedy),
         recipe=recipe,
         backbone=backbone,
-        tensors={name: tensor.to(device) for name, tensor in tensors.items()},
+        tensors=tensors,
         device=device,
     )
-    progress = Progress(SYSTEM_CLOCK, options.steps, options.seconds)
-    trainer.run(progress, options.out, FigureLog(options.out / LOG))
+    trainer.run(Progress(SYSTEM_CLOCK, options.steps, options.seconds), options.out, log)
 
 
 def _checkpoint(options: argparse.Namespace) -> None:
-    tensors = _with_states(stacked(first_tensors(_config(options.size), seed=0)), options.state)
-    write_trained_checkpoint(options.out, tensors, size=options.size)
+    write_trained_checkpoint(options.out, _given_tensors(options, _config(options.size)), size=options.size)
 
 
-def _with_states(tensors: dict[str, Tensor], directories: list[Path]) -> dict[str, Tensor]:
-    """A later directory's tensors count."""
-    for directory in directories:
+def _given_tensors(options: argparse.Namespace, config: ModelConfig) -> dict[str, Tensor]:
+    """By stacked name, float32: a checkpoint's, or what training begins with; then those of the states."""
+    checkpoint: Path | None = options.checkpoint
+    if checkpoint is None:
+        tensors = stacked(first_tensors(config, seed=getattr(options, "seed", 0)))
+    else:
+        tensors = read_trained_checkpoint(checkpoint, config)
+    for directory in options.state:
         tensors |= load_state(directory, prefix=STATE)
-    return tensors
+    return {name: tensor.float() for name, tensor in tensors.items()}
 
 
 def _config(size: str) -> ModelConfig:

@@ -47,6 +47,8 @@ class Pass:
     options: Options
     places: Tensor
     """[B, T]: positions within the documents, by which everything is rotated."""
+    first: int = 0
+    """Place in its sequence of the first of the T rows."""
     angles: dict[bool, tuple[Tensor, Tensor]] = field(default_factory=dict)
     """cos and sin [B, T, pairs] of layers with and without global KV."""
     entries: Tensor | None = None
@@ -201,27 +203,36 @@ class Backbone:
             self._write_entries(weights, number, x, run)
         if number in config.index_source_layer_ids:
             self._select(weights, number, x, latent, run)
-        sink, reach = weights["attn.attn_sink"], config.window
-        if compressed:
-            assert run.entries is not None and run.chosen is not None
-            looked, totals = looking.look_at_both(queries, window, run.documents, sink, run.entries, run.chosen, reach)
-        else:
-            looked, totals = looking.look_at_window(queries, window, run.documents, sink, reach)
+        looked, totals = self._look(number, queries, window, weights["attn.attn_sink"], run)
         if run.options.index_loss and number in config.index_source_layer_ids:
             run.index_losses.append(self._index_loss(weights, x, latent, queries, totals, run))
         return layers.project(
             looked, weights["attn.wo_a.weight"], weights["attn.wo_b.weight"], cos, sin, config.o_groups
         )
 
+    def _look(self, number: int, queries: Tensor, window: Tensor, sink: Tensor, run: Pass) -> tuple[Tensor, Tensor]:
+        """queries [B, T, H, d], window [B, T, d] -> output [B, T, H, d], log of the denominators [B, T, H]."""
+        reach = self.config.window
+        if self.config.ratio(number) == 0:
+            return looking.look_at_window(queries, window, run.documents, sink, reach)
+        assert run.entries is not None and run.chosen is not None
+        return looking.look_at_both(queries, window, run.documents, sink, run.entries, run.chosen, reach)
+
     def _write_entries(self, weights: Layer, number: int, x: Tensor, run: Pass) -> None:
-        ratio, eps = self.config.ratio(number), self.config.rms_norm_eps
+        ratio = self.config.ratio(number)
+        cos, sin = (part[:, ::ratio] for part in run.angles[True])
+        run.entries, run.keys = self._entries_of(weights, x, cos, sin, ratio)
+        run.visible = looking.visible_entries(run.documents, ratio)
+
+    def _entries_of(self, weights: Layer, x: Tensor, cos: Tensor, sin: Tensor, ratio: int) -> tuple[Tensor, Tensor]:
+        """x [B, T, D] whole groups, cos and sin [B, E, pairs] of their starts -> entries [B, E, head_dim], index keys
+        [B, E, index_head_dim]."""
+        eps = self.config.rms_norm_eps
         gate = weights["attn.compressor.wgate.weight"] if ratio > 1 else None
         latent = looking.latents(
             x, weights["attn.compressor.wkv.weight"], gate, weights["attn.compressor.norm.weight"], ratio, eps
         )
-        cos, sin = (part[:, ::ratio] for part in run.angles[True])
-        run.entries = looking.entries_of(latent, cos, sin)
-        run.keys = looking.index_keys_of(
+        keys = looking.index_keys_of(
             latent.detach(),
             weights["attn.indexer.wk.weight"],
             weights["attn.indexer.k_norm.weight"],
@@ -229,7 +240,7 @@ class Backbone:
             sin,
             eps,
         )
-        run.visible = looking.visible_entries(run.documents, ratio)
+        return looking.entries_of(latent, cos, sin), keys
 
     def _index_scores(self, weights: Layer, x: Tensor, latent: Tensor, run: Pass, rows: slice) -> Tensor:
         """x and latent [B, T, ...] -> scores of some of the rows [B, rows, E]."""
@@ -258,7 +269,7 @@ class Backbone:
         allowed = run.visible
         if number == config.candidate_source_layer_id:
             block, blocks = config.candidate_block_size, config.candidate_topk_blocks
-            run.candidates = looking.candidates(scores, run.visible, block=block, blocks=blocks)
+            run.candidates = looking.candidates(scores, run.visible, block=block, blocks=blocks, first=run.first)
         elif number > config.candidate_source_layer_id:
             assert run.candidates is not None
             allowed = allowed & run.candidates

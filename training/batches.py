@@ -36,6 +36,8 @@ class Corpus:
     kinds: Ints
     """[documents]: index of the document's kind in `kind_names`."""
     kind_names: tuple[str, ...]
+    prompts: Ints
+    """[documents]: tokens of each that are the client's; 1 where nothing was asked."""
 
     @classmethod
     def read(cls, directory: Path, name: str) -> Self:
@@ -48,9 +50,11 @@ class Corpus:
         names = tuple(sorted(set(part["kinds"])))
         numbers = {kind: number for number, kind in enumerate(names)}
         kinds = np.array([numbers[kind] for kind in part["kinds"]], dtype=np.int64)
-        if len(targets) != len(ids) or len(kinds) != len(starts) - 1 or (np.diff(starts) < 0).any():
+        prompts = np.array(part["prompts"], dtype=np.int64)
+        documents = len(starts) - 1
+        if len(targets) != len(ids) or {len(kinds), len(prompts)} != {documents} or (np.diff(starts) < 0).any():
             raise ConfigError(f"{directory}: {name}.bin, its mask and {INDEX} do not fit together")
-        return cls(ids, targets, starts, kinds, names)
+        return cls(ids, targets, starts, kinds, names, prompts)
 
     @property
     def lengths(self) -> Ints:

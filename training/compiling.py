@@ -3,13 +3,28 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
 Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+_plain: list[None] = []
+"""Holds something within `plain`."""
+
+
+@contextmanager
+def plain() -> Generator[None]:
+    """Nothing is compiled within: for shapes that each come only once."""
+    _plain.append(None)
+    try:
+        yield
+    finally:
+        _plain.pop()
 
 
 def compiled_on_gpu(function: Function) -> Function:
@@ -21,7 +36,7 @@ def compiled_on_gpu(function: Function) -> Function:
 
     @functools.wraps(function)
     def call(first: Tensor, *rest: object, **named: object) -> object:
-        if not first.is_cuda:
+        if not first.is_cuda or _plain:
             return function(first, *rest, **named)
         if not fast:
             fast.append(torch.compile(function, dynamic=False))

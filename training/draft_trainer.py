@@ -50,7 +50,8 @@ class DraftRecipe:
     clip: float = 1.0
     seed: int = 0
     log_steps: int = 20
-    valid_batches: int = 2
+    save_s: float = 90.0
+    valid_batches: int = 4
 
 
 class Judged(NamedTuple):
@@ -118,16 +119,25 @@ class DraftTrainer:
         batches = Batches(
             self.corpus, documents, recipe.shape, align=self.align, padding=self.config.pad_token_id, seed=recipe.seed
         )
+        saved_s = 0.0
         for batch in batches.batches(self.device):
             share = progress.share(self.step)
             if share >= 1:
                 break
             figures = self.train_step(batch, share)
+            if self.step == 1:
+                progress.begin()  # without the compiler's time
             if self.step % recipe.log_steps == 0 or self.step == 1:
                 values = {key: float(value) for key, value in figures.items()}
                 if not math.isfinite(values["loss"]):
                     raise RuntimeError(f"the drafter's loss is {values['loss']} at step {self.step}")
                 log.write({"draft_step": self.step, "elapsed_s": progress.elapsed_s, "share": share, **values})
+            if progress.elapsed_s - saved_s > recipe.save_s:
+                self._report_and_save(progress, out, log)
+                saved_s = progress.elapsed_s
+        self._report_and_save(progress, out, log)
+
+    def _report_and_save(self, progress: Progress, out: Path, log: FigureLog) -> None:
         figures = self.evaluate()
         log.write({"draft_step": self.step, "elapsed_s": progress.elapsed_s, **figures})
         drafter = {name: self.tensors[name] for name in parts(self.tensors, self.config)[Part.DRAFT]}

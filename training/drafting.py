@@ -18,7 +18,7 @@ from whalepod.kernels.numerics import wide_dtype, widen
 from . import layers
 from .backbone import Backbone, Pass
 from .compiling import compiled_on_gpu
-from .looking import MASKED
+from .looking import look_at_rows
 from .parameters import Layer
 
 
@@ -104,7 +104,7 @@ class Drafting:
             config.num_attention_heads,
             eps,
         )
-        looked = _look(queries, context, own, seen, weights["attn.attn_sink"])
+        looked = look_at_rows(queries, context, own, seen, weights["attn.attn_sink"])
         return layers.project(
             looked, weights["attn.wo_a.weight"], weights["attn.wo_b.weight"], cos, sin, config.o_groups
         )
@@ -124,19 +124,6 @@ class Drafting:
         proj = tensors[f"{last}confidence_head.proj.weight"]
         confidence = functional.linear(widen(inputs.detach()), proj)[:, 0]
         return logits.unflatten(0, known.shape), confidence.unflatten(0, known.shape)
-
-
-@compiled_on_gpu
-def _look(queries: Tensor, context: Tensor, own: Tensor, seen: Tensor, sink: Tensor) -> Tensor:
-    """queries [G, block, H, d]; context [G, W, d] where `seen` [G, W]; own [G, block, d] -> [G, block, H, d]."""
-    keys = torch.cat((context, own), dim=1)
-    scores = widen(torch.bmm(queries.flatten(1, 2), keys.transpose(1, 2))) * queries.shape[-1] ** -0.5
-    scores = scores.unflatten(1, queries.shape[1:3])
-    valid = torch.cat((seen, seen.new_ones(len(own), own.shape[1])), dim=1)
-    scores = torch.where(valid[:, None, None], scores, MASKED)
-    total = torch.logaddexp(torch.logsumexp(scores, dim=-1), sink)
-    weights = torch.exp(scores - total.unsqueeze(-1)).to(queries.dtype)
-    return torch.bmm(weights.flatten(1, 2), keys).view(queries.shape)
 
 
 @compiled_on_gpu

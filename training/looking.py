@@ -49,6 +49,20 @@ def look_at_both(
     return _window_sum(weights, window, reach) + seen, total
 
 
+@compiled_on_gpu
+def look_at_rows(queries: Tensor, context: Tensor, own: Tensor, seen: Tensor, sink: Tensor) -> Tensor:
+    """queries [G, block, H, d]; context [G, W, d] where `seen` [G, W]; own [G, block, d], which all see
+    -> [G, block, H, d]."""
+    keys = torch.cat((context, own), dim=1)
+    scores = widen(torch.bmm(queries.flatten(1, 2), keys.transpose(1, 2))) * queries.shape[-1] ** -0.5
+    scores = scores.unflatten(1, queries.shape[1:3])
+    valid = torch.cat((seen, seen.new_ones(len(own), own.shape[1])), dim=1)
+    scores = torch.where(valid[:, None, None], scores, MASKED)
+    total = torch.logaddexp(torch.logsumexp(scores, dim=-1), sink)
+    weights = torch.exp(scores - total.unsqueeze(-1)).to(queries.dtype)
+    return torch.bmm(weights.flatten(1, 2), keys).view(queries.shape)
+
+
 def _products(queries: Tensor, keys: Tensor) -> Tensor:
     """queries [B, T, H, d], keys [B, E, d] -> [B, T, H, E]."""
     return torch.bmm(queries.flatten(1, 2), keys.transpose(1, 2)).unflatten(1, queries.shape[1:3])
@@ -148,19 +162,19 @@ def _at_least(values: Tensor, last: Tensor, allowed: Tensor, count: int) -> Tens
     return above | (equal & (equal.cumsum(dim=-1, dtype=torch.int32) <= room))
 
 
-def candidates(scores: Tensor, visible: Tensor, *, block: int, blocks: int) -> Tensor:
+def candidates(scores: Tensor, visible: Tensor, *, block: int, blocks: int, first: int = 0) -> Tensor:
     """scores and visible [B, T, E] of an index source with ratio 1 -> the entries of the best blocks [B, T, E]: by
-    their best visible entry, the block of the newest entry first."""
-    maxima = _block_maxima(scores, visible, block)
+    their best visible entry, the block of the newest entry first. `first` is the place of the first of the T rows."""
+    maxima = _block_maxima(scores, visible, block, first)
     kept = best(maxima, maxima > -torch.inf, blocks)
     return kept.repeat_interleave(block, dim=-1)[..., : scores.shape[-1]]
 
 
 @compiled_on_gpu
-def _block_maxima(scores: Tensor, visible: Tensor, block: int) -> Tensor:
+def _block_maxima(scores: Tensor, visible: Tensor, block: int, first: int) -> Tensor:
     seen = functional.pad(torch.where(visible, scores, -torch.inf), (0, -scores.shape[-1] % block), value=-torch.inf)
     maxima = seen.unflatten(-1, (-1, block)).amax(dim=-1)
-    newest = torch.arange(scores.shape[1], device=scores.device).unsqueeze(1) // block
+    newest = (first + torch.arange(scores.shape[1], device=scores.device)).unsqueeze(1) // block
     return torch.where(torch.arange(maxima.shape[-1], device=scores.device) == newest, torch.inf, maxima)
 
 

@@ -23,6 +23,10 @@ class Progress:
     started_s: float = field(init=False)
 
     def __post_init__(self) -> None:
+        self.begin()
+
+    def begin(self) -> None:
+        """What was before does not count."""
         self.started_s = self.clock.monotonic_s()
 
     @property

@@ -19,7 +19,9 @@ LENGTHS = (5, 20, 9, 3, 40, 8, 12, 6)
 def corpus() -> Corpus:
     starts = np.concatenate(([0], np.cumsum(LENGTHS)))
     ids = np.arange(100, 100 + starts[-1]).astype(np.uint16)
-    return Corpus(ids, ids % 3 != 0, starts, np.arange(len(LENGTHS)) % 2, ("even", "odd"))
+    return Corpus(
+        ids, ids % 3 != 0, starts, np.arange(len(LENGTHS)) % 2, ("even", "odd"), np.ones(len(LENGTHS), dtype=np.int64)
+    )
 
 
 def layout(documents: list[int], tokens: int = 16) -> Layout:
@@ -84,7 +86,7 @@ def test_long_documents_are_told_apart() -> None:
 def test_a_corpus_is_read_and_a_broken_one_refused(tmp_path: Path) -> None:
     np.array([5, 6, 7, 8], dtype="<u2").tofile(tmp_path / "train.bin")
     np.array([0, 1, 1, 0], dtype=np.uint8).tofile(tmp_path / "train.mask.bin")
-    index = {"train": {"offsets": [0, 3], "kinds": ["story", "chat"]}}
+    index = {"train": {"offsets": [0, 3], "kinds": ["story", "chat"], "prompts": [1, 1]}}
     (tmp_path / "index.json").write_text(json.dumps(index))
     read = Corpus.read(tmp_path, "train")
     assert read.lengths.tolist() == [3, 1]

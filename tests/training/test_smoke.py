@@ -40,6 +40,7 @@ def write_corpus(directory: Path) -> None:
         index[name] = {
             "offsets": np.cumsum([0, *lengths])[:-1].tolist(),
             "kinds": ["long" if length > 100 else "short" for length in lengths],
+            "prompts": [1] * documents,
         }
     (directory / "index.json").write_text(json.dumps(index), encoding="utf-8")
 
@@ -56,7 +57,7 @@ def test_the_recipe_makes_a_checkpoint_that_knows_its_corpus_and_drafts(tmp_path
     write_corpus(corpus)
     shape = ["--size", "smoke", "--corpus", str(corpus), "--sequences", "8", "--tokens", "128", "--device", "cpu"]
     main(["backbone", *shape, "--out", str(backbone), "--steps", "120"])
-    main(["draft", *shape, "--state", str(backbone), "--out", str(drafter), "--steps", "80"])
+    main(["draft", *shape, "--state", str(backbone), "--out", str(drafter), "--steps", "80", "--answer-tokens", "24"])
     main(["checkpoint", "--size", "smoke", "--state", str(backbone), "--state", str(drafter), "--out", str(model)])
 
     trained, drafted = figures(backbone)[-1], figures(drafter)[-1]
