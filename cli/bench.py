@@ -33,15 +33,29 @@ def model_dir(model: Path | None) -> Path:
 
 
 def prompt_ids(model: RankModel, file: Path | None, count: int) -> list[tuple[int, ...]]:
-    """Of the lines of a file, or `count` random ones."""
+    """Of the lines of a file; of the last `count` chats of a file of held-out text; or `count` random ones."""
     from whalepod.engine.speculation.measuring import random_prompts
 
     if file is None:
         return random_prompts(model, count, tokens=32, seed=0)
+    if file.suffix == ".xz":
+        return _chat_prompt_ids(model, file, count)
     lines = [line for line in file.read_text(encoding="utf-8").splitlines() if line.strip()]
     if not lines:
         raise typer.BadParameter(f"{file} holds no prompt")
     return [(model.config.bos_token_id, *model.tokenizer.encode(line)) for line in lines]
+
+
+def _chat_prompt_ids(model: RankModel, file: Path, count: int) -> list[tuple[int, ...]]:
+    """The last, because `whalepod eval` measures on the first."""
+    from whalepod.engine.evaluation.answers import encoder_of
+    from whalepod.engine.evaluation.held_out import HeldOut
+
+    encoder, context = encoder_of(model), model.config.max_position_embeddings
+    chats = HeldOut.read(file, model.tokenizer, model.config).of_kind("chat")[-count:]
+    if not chats:
+        raise typer.BadParameter(f"{file} holds no chat")
+    return [tuple(encoder.chat(chat.body, context_tokens=context).prompt_ids) for chat in chats]
 
 
 @app.command("verify-cost")
@@ -82,7 +96,7 @@ def dspark(
     requests: Annotated[int, typer.Option(min=1, help="Requests, all at once.")] = 8,
     answer_tokens: Annotated[int, typer.Option(min=2, help="Of each.")] = 64,
     prompts: Annotated[
-        Path | None, typer.Option(exists=True, dir_okay=False, help="UTF-8 text, one prompt a line; default: random.")
+        Path | None, typer.Option(exists=True, dir_okay=False, help="As of `dspark calibrate`. Default: random.")
     ] = None,
     temperature: Annotated[float, typer.Option(min=0, help="Of sampling.")] = 1.0,
     draft_tokens: Drafts = None,

@@ -28,10 +28,12 @@ def calibrate(
     prompts: Annotated[
         Path | None,
         typer.Option(
-            exists=True, dir_okay=False, help="UTF-8 text, one prompt a line: what is usual. Default: random."
+            exists=True,
+            dir_okay=False,
+            help="What is usual: text, one prompt a line, or chats in a file as heldout.jsonl.xz. Default: random.",
         ),
     ] = None,
-    requests: Annotated[int, typer.Option(min=1, help="Random prompts.")] = 32,
+    requests: Annotated[int, typer.Option(min=1, help="Random prompts, or chats.")] = 32,
     answer_tokens: Annotated[int, typer.Option(min=2, help="Of each prompt.")] = 64,
     temperature: Annotated[float, typer.Option(min=0, help="Of sampling: what is usual.")] = 1.0,
     slots: Annotated[int, typer.Option(min=1, help="Requests at a time.")] = 16,
@@ -48,7 +50,7 @@ def calibrate(
 
     console = Console(highlight=False, soft_wrap=True)
     loaded = RankModel.load(model_dir(model), threads=threads)
-    sampling = SamplingParams(temperature=temperature, seed=1, max_tokens=answer_tokens, ignore_eos=True)
+    sampling = SamplingParams(temperature=temperature, seed=1, max_tokens=answer_tokens, ignore_eos=prompts is None)
     table = collect_calibration(
         loaded,
         prompt_ids(loaded, prompts, requests),

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, Final
 
 import numpy as np
 
@@ -16,6 +16,9 @@ from whalepod.engine.speculation.options import SpeculationOptions
 from whalepod.engine.speculation.statistics import SpeculationCounts
 
 from .measured_engine import Asked, MeasuredEngine, Note
+
+WARM_TOKENS: Final = 12
+"""Of every answer, before speeds are measured."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,8 +97,15 @@ def compare_speeds(
     note: Note | None = None,
 ) -> dict[str, Speed]:
     """The same answers each way, `slots` requests at a time. Ways take turns, so that a machine that slows down slows
-    all of them."""
+    all of them; their beginnings, which come first, do not count."""
     rates: dict[str, list[float]] = {name: [] for name in ways}
+    short = replace(sampling, max_tokens=WARM_TOKENS)
+    for speculation in ways.values():
+        engine = _engine(model, prompts, short, speculation, slots=slots)
+        try:
+            engine.run(_asked(prompts[:slots], short))
+        finally:
+            engine.close()
     for _ in range(runs):
         for name, speculation in ways.items():
             engine = _engine(model, prompts, sampling, speculation, slots=slots)

@@ -50,6 +50,7 @@ class Plan:
     distance_max: int
     drafted_answers: int
     drafted_tokens: int
+    timed_answers: int
     speed_runs: int
     ways: Sequence[str] = ()
     """To serve questions; all if empty."""
@@ -63,8 +64,9 @@ QUICK: Final = Plan(
     turns_max=4,
     questions=8,
     distance_max=2048,
-    drafted_answers=12,
+    drafted_answers=160,
     drafted_tokens=48,
+    timed_answers=12,
     speed_runs=1,
     ways=("as_served", "bounded_replay", "guided"),
 )
@@ -76,8 +78,9 @@ FULL: Final = Plan(
     turns_max=6,
     questions=24,
     distance_max=1 << 30,
-    drafted_answers=48,
+    drafted_answers=160,
     drafted_tokens=96,
+    timed_answers=48,
     speed_runs=3,
 )
 
@@ -219,7 +222,7 @@ class Evaluation:
 
     def measure_drafts(self, calibration: Calibration | None, *, temperature: float = 0.0) -> Figures:
         """Drafts that stand, how honest confidences are, and what the Markov head is worth."""
-        prompts = self._chat_prompts()
+        prompts = self._chat_prompts(self.plan.drafted_answers)
         sampling = SamplingParams(temperature=temperature, seed=1, max_tokens=self.plan.drafted_tokens)
         able = self.model.config.dspark_block_size
 
@@ -251,7 +254,7 @@ class Evaluation:
 
     def measure_speed(self) -> Figures:
         """Tokens a second of answers with every number of drafts, one request at a time and eight."""
-        prompts = self._chat_prompts()
+        prompts = self._chat_prompts(self.plan.timed_answers)
         sampling = SamplingParams(temperature=0, max_tokens=self.plan.drafted_tokens)
         able = self.model.config.dspark_block_size
         ways: Mapping[str, SpeculationOptions | None] = {
@@ -284,9 +287,9 @@ class Evaluation:
         near = [each for each in self.held_out.of_kind(kind) if (each.distance or 0) <= self.plan.distance_max]
         return near[: self.plan.questions]
 
-    def _chat_prompts(self) -> list[Sequence[int]]:
+    def _chat_prompts(self, count: int) -> list[Sequence[int]]:
         encoder, context = encoder_of(self.model), self.model.config.max_position_embeddings
-        questions = self.held_out.of_kind("chat")[: self.plan.drafted_answers]
+        questions = self.held_out.of_kind("chat")[:count]
         return [encoder.chat(each.body, context_tokens=context).prompt_ids for each in questions]
 
     def _entries_seen(self) -> int:

@@ -29,7 +29,7 @@ def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     write_held_out(directory, every_kind())
     quick = replace(
         evaluation.QUICK, turn_documents=2, turn_answer_tokens=6, turns_max=2, questions=1, drafted_answers=2,
-        drafted_tokens=6, kind_tokens=200, ablation_tokens=60,
+        drafted_tokens=6, timed_answers=2, kind_tokens=200, ablation_tokens=60,
     )  # fmt: skip
     monkeypatch.setattr(evaluation, "QUICK", quick)
     return directory
