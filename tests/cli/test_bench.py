@@ -9,10 +9,14 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
+from tests.engine.evaluation.held_out_file import every_kind, write_held_out
 from whalepod.cli import bench, dspark
+from whalepod.cli.bench import prompt_ids
 from whalepod.core.errors import ConfigError
+from whalepod.engine.rank_model import RankModel
 from whalepod.engine.speculation.calibration import Calibration
 from whalepod.engine.speculation.cost_table import CostTable
+from whalepod.model.tiny_checkpoint import SMALLEST, write_tiny_checkpoint
 
 CHECKPOINT = Path(__file__).parents[1] / "golden" / "tiny_a" / "ckpt_f32"
 
@@ -55,6 +59,19 @@ def test_temperatures_are_written_for_the_prompts_of_a_file(tmp_path: Path) -> N
         "--temperature-table",
         str(output),
     )
+
+
+def test_the_last_chats_of_held_out_text_are_prompts(tmp_path: Path) -> None:
+    write_tiny_checkpoint(tmp_path / "model", block_tokens=16, **SMALLEST)
+    model = RankModel.load(tmp_path / "model", threads=1)
+    lines = [line for line in every_kind() if line["kind"] == "chat"]
+    last = {**lines[0], "body": {"messages": [{"role": "user", "content": "the last"}]}}
+    file = write_held_out(tmp_path, [*every_kind(), last])
+    both = prompt_ids(model, file, 9)
+    assert len(both) == len(lines) + 1
+    assert prompt_ids(model, file, 1) == both[-1:] != both[:1]
+    words = b"".join(map(model.tokenizer.token_bytes, both[-1]))
+    assert b"the last" in words
 
 
 def test_too_few_answers_calibrate_nothing(tmp_path: Path) -> None:
