@@ -84,8 +84,10 @@ corpus: venv $(SMOLLM)  ## write and build the corpus of whalepod-tiny into buil
 TRAINING := $(BIN)/python -m whalepod.training
 train-tiny: venv corpus  ## train whalepod-tiny from build/corpus into build/whalepod-tiny (one H200, 15 minutes)
 	$(TRAINING) backbone --corpus build/corpus --out build/training/backbone --steps 20000 --seconds 500 --seed 0
-	$(TRAINING) draft --corpus build/corpus --state build/training/backbone --out build/training/drafter --steps 20000 --seconds 250 --seed 0
+	$(TRAINING) draft --corpus build/corpus --state build/training/backbone --out build/training/drafter --steps 20000 --seconds 120 --seed 0
 	$(TRAINING) checkpoint --state build/training/backbone --state build/training/drafter --out build/whalepod-tiny
+	$(BIN)/whalepod dspark calibrate --model build/whalepod-tiny --output build/whalepod-tiny/dspark_temperatures.json \
+		--prompts build/corpus/heldout.jsonl.xz --requests 160 --answer-tokens 96 --temperature 0
 
 # ------------------------------------------------------------------------------------------------------------ check
 
