@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from pathlib import Path, PurePosixPath
+from typing import Any, cast
 
 import pytest
+import typer.core
 
 from tests.docs_tables import DeclaredMetric, declared_metrics, tables, with_table
 from tests.failure_rows import ROWS, row_tests
 from tests.house_rules import PRODUCT_FOLDERS, ROOT, Source, read_sources
-from whalepod.cli.main import COMMANDS
+from whalepod.cli.main import COMMANDS, load_command
 
 PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
@@ -72,3 +75,36 @@ def test_commands_that_pages_tell_people_to_run_exist() -> None:
             r"(?<!from )\bwhalepod ([a-z][a-z-]*[a-z])\b", "\n".join(re.findall(r"`[^`\n]+`", page))
         ):
             assert command in COMMANDS, f"{path.name}: whalepod {command}"
+
+
+def commands_named(page: str) -> list[list[str]]:
+    """Words behind `whalepod` in each command of a page, in blocks of code and in the text."""
+    fence = r"^```\w*\n(.*?)^```"
+    lines = [line for block in re.findall(fence, page, flags=re.MULTILINE | re.DOTALL) for line in block.splitlines()]
+    lines += re.findall(r"`([^`\n]+)`", re.sub(fence, "", page, flags=re.MULTILINE | re.DOTALL))
+    found = (re.match(r"(?:\S*/)?whalepod ([a-z][^#`]*)", line.strip()) for line in lines)
+    return [match[1].split() for match in found if match]
+
+
+COMMAND_OF = functools.cache(load_command)
+
+
+def unknown_words(words: list[str]) -> list[str]:
+    """Flags, and names of commands below commands, that do not exist."""
+    command, rest = COMMAND_OF(words[0]), words[1:]
+    while rest and isinstance(command, typer.core.TyperGroup) and not rest[0].startswith("-"):
+        names = rest[0].split("|")
+        if unknown := [name for name in names if name not in command.commands]:
+            return unknown
+        command, rest = cast("Any", command.commands[names[0]]), rest[1:]
+    flags = {flag for parameter in command.params for flag in (*parameter.opts, *parameter.secondary_opts)}
+    return [word for word in rest if word.startswith("--") and word.split("=")[0] not in {*flags, "--help"}]
+
+
+@pytest.mark.slow  # imports every command
+def test_flags_and_subcommands_that_pages_name_exist() -> None:
+    named = {path.name: commands_named(path.read_text(encoding="utf-8")) for path in PAGES}
+    assert sum(map(len, named.values())) > 60
+    assert [(name, words) for name, listed in named.items() for words in listed if unknown_words(words)] == []
+    assert unknown_words(["kv", "purge", "--tenants"]) == ["--tenants"]
+    assert unknown_words(["kv", "prune"]) == ["prune"]

@@ -321,12 +321,13 @@ def test_no_pod_may_more_than_it_must(values: dict[str, Any]) -> None:
         assert spec["enableServiceLinks"] is False, "WHALEPOD_DECODE_PORT=tcp://… would be read as a setting"
         assert spec["securityContext"]["runAsNonRoot"] is True
         assert spec["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
-        context = container["securityContext"]
-        assert (context["readOnlyRootFilesystem"], context["allowPrivilegeEscalation"]) == (True, False)
-        assert context["capabilities"] == {"drop": ["ALL"]}
-        assert container["resources"]["requests"].keys() >= {"cpu", "memory"}
-        assert "memory" in container["resources"]["limits"]
-        assert not container["image"].endswith((":latest", ":"))
+        for each in (container, *spec.get("initContainers", [])):
+            context = each["securityContext"]
+            assert (context["readOnlyRootFilesystem"], context["allowPrivilegeEscalation"]) == (True, False)
+            assert context["capabilities"] == {"drop": ["ALL"]}
+            assert each["resources"]["requests"].keys() >= {"cpu", "memory"}
+            assert "memory" in each["resources"]["limits"]
+            assert not each["image"].endswith((":latest", ":"))
         mounts = {mount["name"]: mount for mount in container["volumeMounts"]} if "volumeMounts" in container else {}
         for volume in spec.get("volumes", []):
             if volume["name"] in mounts and not volume.keys() & {"emptyDir"}:

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from tests.deploy.generated_files import generated_files
 from tests.deploy.grafana import DASHBOARDS, dashboard, queries
 from tests.deploy.known_series import known_series
+from tests.deploy.live_series import check_rules, figures
 from tests.deploy.prometheus_rules import ALERTS, FAILED, RECORDED
 from tests.deploy.rendering import of_kind, render
 from tests.docs_tables import DeclaredMetric
@@ -118,3 +121,17 @@ def test_the_chart_ships_the_rules_and_the_dashboards() -> None:
     assert [len(group["rules"]) for group in rule["spec"]["groups"]] == [len(RECORDED), len(ALERTS)]
     (boards,) = (m for m in of_kind(manifests, "ConfigMap") if m["metadata"]["name"].endswith("-dashboards"))
     assert {json.loads(text)["uid"] for text in boards["data"].values()} == {f"whalepod-{name}" for name in DASHBOARDS}
+
+
+@pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not installed (Debian's prometheus)")
+def test_promtool_takes_the_rules_and_their_unit_tests_pass(tmp_path: Path) -> None:
+    check_rules(tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+@pytest.mark.skipif(shutil.which("prometheus") is None, reason="prometheus is not installed")
+def test_a_real_prometheus_finds_every_series_and_labels_stay_few(tmp_path: Path) -> None:
+    found = figures(tmp_path, Console(quiet=True))
+    assert found["series_missing"] == 0
+    assert found["label_values_max"] <= 50, "1,000 are allowed, and no label of ours comes from a client"

@@ -201,6 +201,22 @@ securityContext:
   {{- toYaml .root.Values.securityContext | nindent 2 }}
 {{- end -}}
 
+{{/* Kernels that the image for GPUs has compiled, copied to where a rank may write: all ranks need not compile the same. */}}
+{{- define "whalepod.kernels" -}}
+{{- if eq (dig "engine" "device" "cpu" .root.Values.settings) "cuda" -}}
+initContainers:
+  - name: kernels
+    {{- include "whalepod.containerBase" . | nindent 4 }}
+    command: [cp, -r, /opt/whalepod/triton, /tmp/]
+    resources:
+      requests: {cpu: 100m, memory: 64Mi}
+      limits: {memory: 256Mi}
+    volumeMounts:
+      - name: tmp
+        mountPath: /tmp
+{{- end -}}
+{{- end -}}
+
 {{/* gRPC health on `port`; a process that is loading does not answer yet, one that drains says NOT_SERVING. */}}
 {{- define "whalepod.grpcProbes" -}}
 startupProbe:

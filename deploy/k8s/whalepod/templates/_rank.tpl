@@ -36,6 +36,9 @@ spec:
       {{- include "whalepod.podBase" . | nindent 6 }}
       # A rank that is stopped leaves placement first, and lets its requests finish or moves them.
       terminationGracePeriodSeconds: {{ add .root.Values.drainSeconds 15 }}
+      {{- with include "whalepod.kernels" . }}
+      {{- . | nindent 6 }}
+      {{- end }}
       containers:
         - name: {{ .role }}
           {{- include "whalepod.containerBase" . | nindent 10 }}
