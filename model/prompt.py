@@ -33,7 +33,7 @@ from .config import ModelConfig
 from .protocols import CHAT, MESSAGES, RESPONSES, Protocol, set_fields, with_messages_wishes
 from .special_tokens import recipe_special_tokens
 from .tokenizer import Tokenizer
-from .vision.preparation import ImagePreparer, PlacedImage, PreparedImage
+from .vision.preparation import ImagePreparer, PlacedImage, Preparation, PreparedImage
 
 _NEEDED = (
     recipe.SpecialToken.Bos,
@@ -156,7 +156,8 @@ class PromptEncoder:
         begun = self.begin(body, context_tokens=context_tokens, protocol=protocol)
         if isinstance(begun, ChatPrompt):
             return begun
-        return self.finish(begun, self.prepare(begun, begun.sources), context_tokens=context_tokens)
+        images = self.begin_images(begun, begun.sources, context_tokens=context_tokens).all()
+        return self.finish(begun, images, context_tokens=context_tokens)
 
     def begin(
         self, body: Mapping[str, Any], *, context_tokens: int, protocol: Protocol = CHAT
@@ -178,11 +179,13 @@ class PromptEncoder:
         )
         return conversed if conversed.sources else self.finish(conversed, (), context_tokens=context_tokens)
 
-    def prepare(self, conversed: Conversed, sources: Sequence[recipe.ImageSource]) -> list[PreparedImage]:
-        """The images of a conversation, made ready. `sources`: its own, or the same with what URLs led to. Raises
-        ImageError."""
+    def begin_images(
+        self, conversed: Conversed, sources: Sequence[recipe.ImageSource], *, context_tokens: int
+    ) -> Preparation:
+        """To make the images of a conversation ready. `sources`: its own, or the same with what URLs led to. Raises
+        ImageError if there are too many."""
         assert self._preparer is not None, "a model that sees no images has none to prepare"
-        return self._preparer.prepare(sources, field=conversed.protocol.conversation_field)
+        return self._preparer.begin(sources, field=conversed.protocol.conversation_field, tokens_max=context_tokens)
 
     def finish(self, conversed: Conversed, images: Sequence[PreparedImage], *, context_tokens: int) -> ChatPrompt:
         """`images`: one for each source. Raises ContextLengthError."""

@@ -22,7 +22,7 @@ from urllib.parse import unquote_to_bytes
 import deepseek_recipe as recipe
 from PIL import Image, UnidentifiedImageError
 
-from whalepod.core.errors import ImageError, InternalError
+from whalepod.core.errors import ContextLengthError, ImageError, InternalError
 from whalepod.model.config import VisionConfig
 
 from .grid import ImageGrid
@@ -87,23 +87,16 @@ class ImagePreparer:
         nowhere = recipe.ReqwestImageFetcher().with_destination_filter(lambda _host, _address: False)
         self._resolver = recipe.ImageResolver(nowhere, recipe.OpenCvImagePreprocessor())
 
-    def prepare(self, sources: Sequence[recipe.ImageSource], *, field: str) -> list[PreparedImage]:
-        """One image a source, in order; sources that are URLs are refused. `field` is what the request calls their
-        place. Raises ImageError with the layer's kind."""
-        quota, images = recipe.ImageQuota(), list[PreparedImage]()
+    def begin(self, sources: Sequence[recipe.ImageSource], *, field: str, tokens_max: int | None = None) -> Preparation:
+        """To make them ready one by one. `field` is what the request calls their place; `tokens_max`: they may take no
+        more together. Raises ImageError if there are too many."""
         if len(sources) > IMAGES_MAX:
             message = f"too many images: at most {IMAGES_MAX} a request, not {len(sources)}"
             raise ImageError(field, "TooManyImages", message)
-        total = 0
-        for source in sources:
-            images.append(self._one(source, quota, field))
-            total += len(images[-1].data)
-            if total > PREPARED_BYTES_MAX:
-                message = f"the images of a request take at most {PREPARED_BYTES_MAX >> 20} MiB once they are resized"
-                raise ImageError(field, "TotalSizeTooLarge", message, place=source.path)
-        return images
+        return Preparation(self, sources, field=field, tokens_max=tokens_max)
 
-    def _one(self, source: recipe.ImageSource, quota: recipe.ImageQuota, field: str) -> PreparedImage:
+    def one(self, source: recipe.ImageSource, quota: recipe.ImageQuota, field: str) -> PreparedImage:
+        """Raises ImageError with the layer's kind; a source that is a URL is refused."""
         pixels = _pixels(source)
         if pixels > PIXELS_MAX:
             message = f"the image has {pixels} pixels; at most {PIXELS_MAX} are taken"
@@ -127,6 +120,51 @@ class ImagePreparer:
         counted = resolved.image_token_adjustment() + 1
         if sizes == _RELEASED_SIZES and counted != image.tokens:
             raise InternalError(f"an image takes {image.tokens} tokens, but the prompt layer counts {counted}")
+
+
+class Preparation:
+    """The images of one request, in order. Between two of them somebody else's may have their turn, and who has hung up
+    costs no more than the one that is at work. What stands in a request twice is made ready once."""
+
+    def __init__(
+        self, preparer: ImagePreparer, sources: Sequence[recipe.ImageSource], *, field: str, tokens_max: int | None
+    ) -> None:
+        self._preparer = preparer
+        self._sources = sources
+        self._field = field
+        self._tokens_max = tokens_max
+        self._quota = recipe.ImageQuota()
+        self._made: dict[tuple[bytes | str | None, str | None], PreparedImage] = {}
+        self._bytes = 0
+        self._tokens = 0
+        self.images: list[PreparedImage] = []
+
+    @property
+    def done(self) -> bool:
+        return len(self.images) == len(self._sources)
+
+    def all(self) -> list[PreparedImage]:
+        """Raises what `step` does."""
+        while not self.done:
+            self.step()
+        return self.images
+
+    def step(self) -> None:
+        """The next image. Raises ImageError, ContextLengthError where those so far are too many tokens."""
+        source = self._sources[len(self.images)]
+        content = source.data if source.data is not None else source.data_url
+        image = self._made.get((content, source.detail))
+        if image is None:
+            image = self._preparer.one(source, self._quota, self._field)
+            self._made[content, source.detail] = image
+        self.images.append(image)
+        self._bytes += len(image.data)
+        self._tokens += image.tokens
+        if self._bytes > PREPARED_BYTES_MAX:
+            message = f"the images of a request take at most {PREPARED_BYTES_MAX >> 20} MiB once they are resized"
+            raise ImageError(self._field, "TotalSizeTooLarge", message, place=source.path)
+        if self._tokens_max is not None and self._tokens > self._tokens_max:
+            raise ContextLengthError(tokens=self._tokens, tokens_max=self._tokens_max, field=self._field)
 
 
 def _pixels(source: recipe.ImageSource) -> int:

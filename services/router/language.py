@@ -23,7 +23,7 @@ from whalepod.model.tokenizer import Tokenizer
 from whalepod.model.vision.preparation import PreparedImage
 
 from .answer_format import AnswerFormat
-from .image_fetch import FETCH_SECONDS_MAX, ImageFetcher
+from .image_fetch import ImageFetcher
 from .prompts import Prompt, TextPrompt
 from .router_metrics import IMAGE_PREPARE_SECONDS, IMAGES, TOKENIZE_SECONDS
 
@@ -33,6 +33,9 @@ INLINE_CHARS_MAX = 4096
 WORKERS = 2
 IMAGE_WORKERS = 2
 """Resizing an image takes 30 to 500 ms: texts do not wait behind it."""
+
+IMAGES_SECONDS_MAX = 60.0
+"""For all images of a request that has no deadline of its own."""
 
 T = TypeVar("T")
 
@@ -79,22 +82,28 @@ class Language:
         deadline: Deadline | None = None,
     ) -> ChatPrompt:
         """Renders and encodes a conversation of about `chars` characters, and makes its images ready. Raises what
-        `PromptEncoder.chat` does, and DeadlineError where images have to be fetched."""
+        `PromptEncoder.chat` does, and DeadlineError where it has images."""
         begun = await self._run(
             lambda: self._encoder.begin(body, context_tokens=context_tokens, protocol=protocol), chars=chars
         )
         if isinstance(begun, ChatPrompt):
             return begun
         with IMAGE_PREPARE_SECONDS.time():
-            images = await self._images(begun, deadline or Deadline.after(FETCH_SECONDS_MAX))
+            images = await self._images(begun, context_tokens, deadline or Deadline.after(IMAGES_SECONDS_MAX))
         return await self.run(lambda: self._encoder.finish(begun, images, context_tokens=context_tokens))
 
-    async def _images(self, begun: Conversed, deadline: Deadline) -> Sequence[PreparedImage]:
+    async def _images(self, begun: Conversed, context_tokens: int, deadline: Deadline) -> Sequence[PreparedImage]:
+        """One by one, in turn with those of other requests."""
         IMAGES.inc(len(begun.sources))
         field = begun.protocol.conversation_field
         sources = await self._fetcher.fetched(begun.sources, field=field, deadline=deadline)
-        prepare = lambda: self._encoder.prepare(begun, sources)  # noqa: E731
-        return await asyncio.get_running_loop().run_in_executor(self._image_workers, prepare)
+        work = self._encoder.begin_images(begun, sources, context_tokens=context_tokens)
+        loop = asyncio.get_running_loop()
+        while not work.done:
+            if deadline.expired:
+                raise DeadlineError("the request's deadline passed while its images were being made ready")
+            await loop.run_in_executor(self._image_workers, work.step)
+        return work.images
 
     async def text_of(self, ids: Sequence[int], *, skip_special_tokens: bool) -> str:
         """The text that ids stand for. Bytes that are no UTF-8 become U+FFFD."""

@@ -40,7 +40,7 @@ def test_a_pair_differs_in_its_pictures_alone() -> None:
 
 def test_every_picture_is_one_that_the_model_takes() -> None:
     sources = [recipe.DataUrlImageSource(url) for case in plan_image_cases(count=4) for url in urls(case)]
-    assert len(ImagePreparer(RELEASED).prepare(sources, field="messages")) == len(sources)
+    assert len(ImagePreparer(RELEASED).begin(sources, field="messages").all()) == len(sources)
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import pytest
 from PIL import Image
 
 from tests.model.vision.pictures import BAD, GOOD, data_url, encoded, noise, plain
-from whalepod.core.errors import ImageError
+from whalepod.core.errors import ContextLengthError, ImageError
 from whalepod.model.config import ModelConfig
 from whalepod.model.conformity_vision import RELEASED
 from whalepod.model.prompt import ChatPrompt, PromptEncoder
@@ -29,7 +29,7 @@ LARGE = {"40 megapixels", "1024x1024", "1920x1080", "1x5000", "5000x1"}
 
 
 def prepared(data: bytes, **kinds: str) -> PreparedImage:
-    (image,) = PREPARER.prepare([recipe.BytesImageSource(data, **kinds)], field="messages")  # type: ignore[arg-type]
+    (image,) = PREPARER.begin([recipe.BytesImageSource(data, **kinds)], field="messages").all()  # type: ignore[arg-type]
     return image
 
 
@@ -84,12 +84,25 @@ def test_detail_decides_the_size_and_so_the_name() -> None:
 def test_no_more_images_and_bytes_than_a_request_may_have(monkeypatch: pytest.MonkeyPatch) -> None:
     source = recipe.BytesImageSource(encoded(plain(1, 1)), path="input[3]")
     with pytest.raises(ImageError, match="600") as refused:
-        PREPARER.prepare([source] * 601, field="input")
+        PREPARER.begin([source] * 601, field="input").all()
     assert refused.value.kind == "TooManyImages"
     monkeypatch.setattr(preparation, "PREPARED_BYTES_MAX", 1000)
     with pytest.raises(ImageError, match=r"input\[3\]") as refused:
-        PREPARER.prepare([source] * 3, field="input")
+        PREPARER.begin([source] * 3, field="input").all()
     assert refused.value.kind == "TotalSizeTooLarge"
+
+
+def test_what_stands_twice_in_a_request_is_made_ready_once_and_too_many_tokens_end_it_early() -> None:
+    one, other = (recipe.BytesImageSource(encoded(plain(1, 1, colour))) for colour in ("red", "blue"))
+    low = recipe.BytesImageSource(encoded(plain(1, 1)), "low")
+    first, second, third, fourth = PREPARER.begin([one, other, one, low], field="messages").all()
+    assert first is third
+    assert second is not first
+    assert fourth is not first
+    work = PREPARER.begin([one] * 600, field="messages", tokens_max=3 * first.tokens)
+    with pytest.raises(ContextLengthError):
+        work.all()
+    assert len(work.images) == 4
 
 
 @pytest.mark.parametrize("size", [(10_001, 10_000), (50_000, 50_000)])
@@ -99,14 +112,14 @@ def test_an_image_that_would_fill_the_memory_is_refused_by_its_header(size: tupl
     sources = (recipe.BytesImageSource(data), recipe.DataUrlImageSource(data_url(data)))
     for source in sources:
         with pytest.raises(ImageError, match="pixels") as refused:
-            PREPARER.prepare([source], field="messages")
+            PREPARER.begin([source], field="messages").all()
         assert refused.value.kind == "ImageTooLarge"
 
 
 @pytest.mark.parametrize("url", ["https://127.0.0.1/x.png", "http://localhost/x.png", "https://169.254.169.254/latest"])
 def test_nothing_is_fetched_here(url: str) -> None:
     with pytest.raises(ImageError) as refused:
-        PREPARER.prepare([recipe.UrlImageSource(url)], field="messages")
+        PREPARER.begin([recipe.UrlImageSource(url)], field="messages").all()
     assert refused.value.kind == "DestinationRejected"
 
 

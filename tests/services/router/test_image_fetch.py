@@ -11,7 +11,7 @@ import pytest
 
 from whalepod.core.clock import Deadline
 from whalepod.core.errors import DeadlineError, ImageError
-from whalepod.services.router.image_fetch import ImageFetcher, is_public
+from whalepod.services.router.image_fetch import REQUEST_FETCHES_MAX, ImageFetcher, is_public
 
 Answer = Callable[[str, asyncio.StreamWriter], Awaitable[None]]
 
@@ -27,7 +27,7 @@ def test_addresses_of_the_internet_are_public(address: str) -> None:
         "127.0.0.1", "127.8.8.8", "0.0.0.0", "10.0.0.1", "172.16.3.4", "192.168.1.1", "169.254.169.254", "100.64.0.1",
         "224.0.0.1", "240.0.0.1", "255.255.255.255", "192.0.0.8", "198.18.0.1", "::", "::1", "fe80::1", "fe80::1%eth0",
         "fc00::1", "fd12::1", "ff02::1", "::ffff:127.0.0.1", "::ffff:10.0.0.1", "64:ff9b::7f00:1", "64:ff9b::a00:1",
-        "2002:7f00:1::", "2002:0a00:1::", "no address", "",
+        "2002:7f00:1::", "2002:0a00:1::", "fec0::1", "64:ff9b:1::7f00:1", "4000::1", "no address", "",
     ],
 )  # fmt: skip
 def test_every_other_address_is_not(address: str) -> None:
@@ -108,7 +108,13 @@ async def test_nobody_is_sent_where_a_stranger_must_not_go(url: str, kind: str) 
 
 async def test_a_redirect_is_checked_like_the_url_it_leads_to() -> None:
     async def answer(head: str, writer: asyncio.StreamWriter) -> None:
-        target = {"/inside": "https://10.0.0.1/x", "/near": "/image", "/file": "file:///etc/hosts", "/round": "/round"}
+        target = {
+            "/inside": "https://10.0.0.1/x",
+            "/near": "/image",
+            "/file": "file:///etc/hosts",
+            "/round": "/round",
+            "/bad": "http://[",
+        }
         path = head.split()[1]
         if path == "/image":
             reply(writer, b"image")
@@ -117,10 +123,35 @@ async def test_a_redirect_is_checked_like_the_url_it_leads_to() -> None:
 
     async with host(answer) as base:
         assert await fetched(trusting(), f"{base}/near") == [b"image"]
-        for path, kind in (("inside", "DestinationRejected"), ("file", "InvalidUrl"), ("round", "Fetch")):
+        for path, kind in (
+            ("inside", "DestinationRejected"),
+            ("file", "InvalidUrl"),
+            ("bad", "InvalidUrl"),
+            ("round", "Fetch"),
+        ):
             with pytest.raises(ImageError) as refused:
                 await fetched(trusting(), f"{base}/{path}")
             assert refused.value.kind == kind
+
+
+async def test_images_of_one_request_are_bounded_together_and_leave_turns_to_others() -> None:
+    open_now = most = 0
+
+    async def answer(head: str, writer: asyncio.StreamWriter) -> None:
+        nonlocal open_now, most
+        open_now += 1
+        most = max(most, open_now)
+        await asyncio.sleep(0.01)
+        open_now -= 1
+        reply(writer, bytes(600))
+
+    async with host(answer) as base:
+        urls = [f"{base}/{number}" for number in range(12)]
+        assert len(await fetched(trusting(), *urls)) == 12
+        assert most == REQUEST_FETCHES_MAX
+        with pytest.raises(ImageError) as refused:
+            await fetched(trusting(bytes_max=1000, request_bytes_max=1000), *urls)
+        assert refused.value.kind == "TotalSizeTooLarge"
 
 
 async def test_a_host_that_says_too_much_nothing_or_no_is_told_apart() -> None:
