@@ -96,7 +96,9 @@ class VisionSettings(_Section):
         default=0, ge=0, description="GPUs that Ray reserves for one rank, which then sees no others; 0: it sees all"
     )
     batch_patches: int = Field(default=16384, ge=1, description="patches of images that are encoded together, at most")
-    queue_images: int = Field(default=256, ge=1, description="images that may wait at one rank; more are refused")
+    queue_images: int = Field(
+        default=256, ge=1, description="images that one rank is asked for at a time; more are refused"
+    )
     cache_rows: int = Field(default=65536, ge=0, description="rows of encoded images that one rank holds")
     store_seconds: float = Field(default=3600.0, gt=0, description="how long encoded images are kept in the store")
     timeout_seconds: float = Field(

@@ -13,11 +13,19 @@ from typing import Any
 
 import grpc
 import torch
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 from prometheus_client import Counter
 from torch import Tensor
 
 from whalepod.core.clock import Deadline
-from whalepod.core.errors import DeadlineError, RequestError, ServingError, UnavailableError
+from whalepod.core.errors import (
+    CapacityError,
+    DeadlineError,
+    RequestError,
+    ServingError,
+    UnavailableError,
+    WorkerLostError,
+)
 from whalepod.engine.images import RequestImage
 from whalepod.engine.inline_spans import InlineSpans
 from whalepod.engine.rank_model import RankModel
@@ -36,6 +44,11 @@ log = logging.getLogger(__name__)
 ROWS_HELD_MAX = 16_384
 STORE_S_MAX = 1.0
 """A store that is slower than this is no help."""
+PROBE_EVERY_S = 2.0
+"""While a vision rank is at work it is asked so often whether it still serves."""
+PROBE_S = 2.0
+FAILED_S = 10.0
+"""So long a rank that failed is asked after the others."""
 
 IMAGES = Counter(
     "whalepod_rank_images",
@@ -74,6 +87,7 @@ class RankSpans:
         self._inline = inline
         self._cache = SpanCache(ROWS_HELD_MAX)
         self._channels: dict[str, grpc.Channel] = {}
+        self._failed: dict[str, Deadline] = {}
         self._opening = threading.Lock()
 
     def rows(self, image: RequestImage, *, encoders: Sequence[str], deadline: Deadline) -> Tensor:
@@ -90,7 +104,7 @@ class RankSpans:
             IMAGES.labels("store").inc()
             return stored
         failures: list[str] = []
-        for address in by_affinity(encoders, image.content_hash):
+        for address in sorted(by_affinity(encoders, image.content_hash), key=self._has_failed):
             if deadline.expired:
                 raise DeadlineError("the request's deadline passed while an image was being encoded")
             try:
@@ -99,6 +113,8 @@ class RankSpans:
                 raise
             except ServingError as error:
                 VISION_FAILURES.inc()
+                if not isinstance(error, CapacityError):
+                    self._failed[address] = Deadline.after(FAILED_S, self._caller.clock)
                 failures.append(f"{address}: {error}")
                 log.warning("a vision rank did not encode an image: %s", failures[-1])
                 continue
@@ -114,19 +130,43 @@ class RankSpans:
         return rows
 
     def _asked(self, address: str, image: RequestImage, deadline: Deadline) -> Tensor:
-        """Raises what the rank answers, WorkerLostError if it does not."""
+        """Raises what the rank answers, WorkerLostError if it does not, or does not even say that it serves."""
         seconds = min(deadline.remaining_s(), self._options.timeout_s)
         stub: Any = vision_pb2_grpc.VisionServiceStub(self._channel(address))
         request = self._caller.request(image, seconds=seconds, wants_rows=True)
         try:
-            answer = stub.Encode(request, timeout=seconds)
+            answer = self._patiently(stub.Encode.future(request, timeout=seconds), address)
         except grpc.RpcError as failure:
             raise error_from_rpc(failure) from failure
-        assert isinstance(answer, vision_pb2.EncodeResponse)
         rows = unpack_rows(answer.rows, tokens=image.tokens, width=self._width, dtype=self._dtype)
         if rows is None:
             raise UnavailableError(f"{address} answered {len(answer.rows)} bytes that are no {image.tokens} rows")
         return rows
+
+    def _patiently(self, call: grpc.Future[vision_pb2.EncodeResponse], address: str) -> vision_pb2.EncodeResponse:
+        """What the call ends with. A rank that is stopped keeps its connections, and would otherwise cost its whole
+        time."""
+        while True:
+            try:
+                return call.result(PROBE_EVERY_S)
+            except grpc.FutureTimeoutError:
+                if not self._serves(address):
+                    call.cancel()
+                    raise WorkerLostError("the rank is silent") from None
+
+    def _serves(self, address: str) -> bool:
+        """Or says anything else."""
+        stub: Any = health_pb2_grpc.HealthStub(self._channel(address))
+        try:
+            stub.Check(health_pb2.HealthCheckRequest(), timeout=PROBE_S)
+        except grpc.RpcError as failure:
+            return failure.code() not in (grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.UNAVAILABLE)
+        return True
+
+    def _has_failed(self, address: str) -> bool:
+        """Lately."""
+        failed = self._failed.get(address)
+        return failed is not None and not failed.expired
 
     def _stored(self, image: RequestImage, deadline: Deadline) -> Tensor | None:
         if self._store is None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import AsyncGenerator, Callable, Sequence
-from contextlib import aclosing
+from contextlib import AbstractAsyncContextManager, aclosing
 from dataclasses import dataclass, field, replace
 from itertools import count
 
@@ -166,8 +166,10 @@ class Dispatcher:
                 attempt = start_span("attempt", job.traceparent, attributes={"number": number, **legs.names})
                 if attempt.traceparent != rest.traceparent:
                     rest = replace(rest, traceparent=attempt.traceparent)
+                vision = self._table.vision_ranks() if job.images else []
+                running = self._attempt(rest, number, legs, vision)
                 try:
-                    async with aclosing(self._attempt(rest, number, legs)) as progress:
+                    async with self._encoding_ahead(rest, vision), aclosing(running) as progress:
                         async for item in progress:
                             setbacks.note_progress()
                             if number != sent.attempt:
@@ -208,9 +210,7 @@ class Dispatcher:
             await self._table.wait_for_change(pause)
             setbacks.avoid.clear()
 
-    def _attempt(self, job: Job, number: int, legs: Legs) -> AsyncGenerator[Progress, None]:
-        vision = self._table.vision_ranks() if job.images else ()
-        self._encode_ahead(job, vision)
+    def _attempt(self, job: Job, number: int, legs: Legs, vision: Sequence[RankInfo]) -> AsyncGenerator[Progress, None]:
         ticket = sign_job(
             job,
             attempt=number,
@@ -229,14 +229,13 @@ class Dispatcher:
             prefills=self._prefills,
         ).run()
 
-    def _encode_ahead(self, job: Job, ranks: Sequence[RankInfo]) -> None:
-        if not ranks:
-            return
+    def _encoding_ahead(self, job: Job, ranks: Sequence[RankInfo]) -> AbstractAsyncContextManager[None]:
+        """Of the choices of one prompt, the first asks for all."""
         images = images_to_compute(
-            job.images,
+            () if job.branch else job.images,
             stored_tokens=job.stored_tokens,
             prompt_tokens=job.tokens,
             kept_rows=self._model.kept_rows,
             window=self._model.window,
         )
-        self._vision.begin(images, ranks, deadline=job.deadline, traceparent=job.traceparent)
+        return self._vision.asking(images, ranks, deadline=job.deadline, traceparent=job.traceparent)

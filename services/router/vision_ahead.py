@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import AsyncGenerator, Callable, Collection, Sequence
+from contextlib import asynccontextmanager
 from typing import Any
 
 import grpc
@@ -26,6 +27,9 @@ from .router_metrics import VISION_AHEAD
 
 log = logging.getLogger(__name__)
 
+AHEAD_MAX = 16
+"""Images of one attempt that are asked for at a time: who has many does not keep others waiting behind them all."""
+
 
 class VisionAhead:
     """For one event loop. Nothing waits for it, and nothing depends on it: a rank asks for what it needs."""
@@ -37,18 +41,22 @@ class VisionAhead:
         self._channels: dict[LinkKey, grpc.aio.Channel] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 
-    def begin(
+    @asynccontextmanager
+    async def asking(
         self, images: Sequence[RequestImage], ranks: Sequence[RankInfo], *, deadline: Deadline, traceparent: str
-    ) -> None:
-        """Ask for each image once, at the rank that everybody asks first for it."""
-        by_address = {rank.address: rank for rank in ranks}
-        if not by_address:
+    ) -> AsyncGenerator[None]:
+        """While the block runs, ask for each image once, in order, at the rank that everybody asks first for it. What
+        has no answer at its end is no longer asked for."""
+        if not images or not ranks:
+            yield
             return
-        for image in {image.content_hash: image for image in images}.values():
-            rank = by_address[by_affinity(by_address, image.content_hash)[0]]
-            task = asyncio.create_task(self._ask(rank, image, deadline, traceparent))
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+        task = asyncio.create_task(self._ask_all(images, ranks, deadline, traceparent))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        try:
+            yield
+        finally:
+            task.cancel()
 
     async def close_idle_links(self, *, keep: Collection[LinkKey]) -> None:
         """Close the channels to ranks that are not in `keep`; calls on them end."""
@@ -59,6 +67,18 @@ class VisionAhead:
         await asyncio.gather(*(cancel_and_wait(task) for task in list(self._tasks)))
         channels, self._channels = self._channels, {}
         await asyncio.gather(*(channel.close() for channel in channels.values()))
+
+    async def _ask_all(
+        self, images: Sequence[RequestImage], ranks: Sequence[RankInfo], deadline: Deadline, traceparent: str
+    ) -> None:
+        by_address = {rank.address: rank for rank in ranks}
+        turns = asyncio.Semaphore(AHEAD_MAX)
+        async with asyncio.TaskGroup() as group:
+            for image in {image.content_hash: image for image in images}.values():
+                await turns.acquire()
+                rank = by_address[by_affinity(by_address, image.content_hash)[0]]
+                one = group.create_task(self._ask(rank, image, deadline, traceparent))
+                one.add_done_callback(lambda _: turns.release())
 
     async def _ask(self, rank: RankInfo, image: RequestImage, deadline: Deadline, traceparent: str) -> None:
         channel = self._channels.get(link_key(rank))

@@ -16,7 +16,8 @@ from dataclasses import dataclass, field
 from prometheus_client import Histogram
 from torch import Tensor
 
-from whalepod.core.errors import CapacityError, InternalError, WorkerLostError
+from whalepod.core.clock import Deadline
+from whalepod.core.errors import DeadlineError, InternalError, WorkerLostError
 from whalepod.model.vision.pixels import Patches
 
 log = logging.getLogger(__name__)
@@ -36,6 +37,7 @@ Encode = Callable[[Sequence[Patches]], Sequence[Tensor]]
 @dataclass(slots=True, eq=False)
 class Waiting:
     patches: Patches
+    deadline: Deadline
     rows: Future[Tensor] = field(default_factory=Future)
 
 
@@ -54,10 +56,9 @@ def next_batch(waiting: Sequence[Waiting], *, patches_max: int) -> list[Waiting]
 class Batcher:
     """Thread-safe. `start` and `stop` once."""
 
-    def __init__(self, encode: Encode, *, patches_max: int, queue_max: int) -> None:
+    def __init__(self, encode: Encode, *, patches_max: int) -> None:
         self._encode = encode
         self._patches_max = patches_max
-        self._queue_max = queue_max
         self._waiting: list[Waiting] = []
         self._changed = threading.Condition()
         self._stopped = False
@@ -81,14 +82,12 @@ class Batcher:
             one.rows.set_exception(WorkerLostError("this rank is stopping"))
         self._thread.join(timeout_s)
 
-    def submit(self, patches: Patches) -> Future[Tensor]:
-        """[tokens, D], when it is its turn. Raises CapacityError if too many wait, WorkerLostError."""
-        one = Waiting(patches)
+    def submit(self, patches: Patches, *, deadline: Deadline) -> Future[Tensor]:
+        """[tokens, D], when it is its turn; DeadlineError if that comes too late. Raises WorkerLostError."""
+        one = Waiting(patches, deadline)
         with self._changed:
             if self._stopped:
                 raise WorkerLostError("this rank is stopping")
-            if len(self._waiting) >= self._queue_max:
-                raise CapacityError(f"this rank's queue is full ({self._queue_max} images)")
             self._waiting.append(one)
             self._changed.notify_all()
         return one.rows
@@ -99,10 +98,15 @@ class Batcher:
                 self._changed.wait_for(lambda: self._waiting or self._stopped)
                 if self._stopped:
                     return
-                batch = next_batch(self._waiting, patches_max=self._patches_max)
+                late = [one for one in self._waiting if one.deadline.expired]
+                self._waiting = [one for one in self._waiting if one not in late]
+                batch = next_batch(self._waiting, patches_max=self._patches_max) if self._waiting else []
                 self._waiting = [one for one in self._waiting if one not in batch]
                 self.running = len(batch)
-            self._run(batch)
+            for one in late:
+                one.rows.set_exception(DeadlineError("the call's deadline passed before its image was encoded"))
+            if batch:
+                self._run(batch)
             self.running = 0
 
     def _run(self, batch: Sequence[Waiting]) -> None:

@@ -179,9 +179,7 @@ class VisionProcess:
             incarnation=self._identity.incarnation,
             clock=self._clock,
         )
-        self._batcher = Batcher(
-            encoder.encode, patches_max=config.vision.batch_patches, queue_max=config.vision.queue_images
-        )
+        self._batcher = Batcher(encoder.encode, patches_max=config.vision.batch_patches)
         self._batcher.start()
         parts = VisionParts(
             config=model.vision_config,
@@ -192,6 +190,7 @@ class VisionProcess:
             store_s=config.vision.store_seconds,
             caller=VisionCaller(self._identity.model_name, state.namespace, self._secret, self._clock),
             cache_rows=config.vision.cache_rows,
+            calls_max=config.vision.queue_images,
         )
         return VisionServicer(parts)
 

@@ -16,7 +16,7 @@ from torch import Tensor
 from whalepod.cluster.error_codes import status_of_error
 from whalepod.cluster.vision_orders import VisionCaller
 from whalepod.core.clock import Deadline
-from whalepod.core.errors import DeadlineError, DrainingError, ServingError
+from whalepod.core.errors import CapacityError, DeadlineError, DrainingError, ServingError
 from whalepod.core.tracing import span
 from whalepod.engine.images import rows_name
 from whalepod.engine.interface import RankLoad
@@ -33,8 +33,8 @@ from whalepod.rpc.vision.v1 import vision_pb2, vision_pb2_grpc
 from .batcher import Batcher
 
 STORE_S_MAX = 1.0
-CALLS_MAX = 64
-"""Calls that wait for rows at a time; each has a thread."""
+THREADS = 64
+"""Calls at work at a time: each has one while it waits for its rows."""
 
 IMAGES = Counter(
     "whalepod_vision_images", "Images asked for, by where their rows were: held, stored, encoded, failed.", ["source"]
@@ -60,6 +60,8 @@ class VisionParts:
     store_s: float
     caller: VisionCaller
     cache_rows: int
+    calls_max: int
+    """That wait or are at work; more are refused."""
 
 
 class VisionServicer(vision_pb2_grpc.VisionServiceServicer):
@@ -68,7 +70,7 @@ class VisionServicer(vision_pb2_grpc.VisionServiceServicer):
     def __init__(self, parts: VisionParts) -> None:
         self._parts = parts
         self._cache = SpanCache(parts.cache_rows, on_forget=FORGOTTEN.inc)
-        self._threads = ThreadPoolExecutor(CALLS_MAX, thread_name_prefix="vision-call")
+        self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="vision-call")
         self._draining = False
         self.requests_live = 0
 
@@ -81,7 +83,7 @@ class VisionServicer(vision_pb2_grpc.VisionServiceServicer):
 
     def load(self) -> RankLoad:
         batcher = self._parts.batcher
-        return RankLoad(running=batcher.running, waiting=batcher.waiting, slots_total=CALLS_MAX)
+        return RankLoad(running=batcher.running, waiting=batcher.waiting, slots_total=THREADS)
 
     def close(self) -> None:
         self._threads.shutdown(wait=False, cancel_futures=True)
@@ -96,6 +98,8 @@ class VisionServicer(vision_pb2_grpc.VisionServiceServicer):
             order = self._parts.caller.verified(request)
             if self._draining:
                 raise DrainingError("this vision rank is draining")
+            if self.requests_live > self._parts.calls_max:
+                raise CapacityError(f"this rank's queue is full ({self._parts.calls_max} images)")
             deadline = Deadline.after(context.time_remaining() or 0.0, self._parts.caller.clock)
             with CALL_SECONDS.time(), span("encode", order.traceparent, image_bytes=len(order.data)):
                 return await asyncio.get_running_loop().run_in_executor(
@@ -131,7 +135,7 @@ class VisionServicer(vision_pb2_grpc.VisionServiceServicer):
             rows = rows_of_value(value, tokens=tokens, width=parts.width, dtype=parts.dtype)
             if rows is not None:
                 return rows, "stored"
-        coming = parts.batcher.submit(patches_of_bytes(order.data, parts.config))
+        coming = parts.batcher.submit(patches_of_bytes(order.data, parts.config), deadline=deadline)
         try:
             rows = coming.result(deadline.remaining_s()).cpu()
         except FutureTimeoutError:

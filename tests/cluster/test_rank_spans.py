@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import threading
 from collections.abc import Callable, Generator
 from concurrent.futures import ThreadPoolExecutor
@@ -16,6 +17,7 @@ import torch
 from tests.engine.engine_world import CHECKPOINT, tiny_model
 from tests.engine.memory_store import MemoryStore
 from tests.model.vision.pictures import encoded, noise
+from whalepod.cluster import rank_spans
 from whalepod.cluster.error_codes import status_of_error
 from whalepod.cluster.rank_spans import RankSpans, SpanOptions
 from whalepod.cluster.vision_orders import VisionCaller, by_affinity
@@ -27,12 +29,19 @@ from whalepod.engine.inline_spans import InlineSpans, inline_spans
 from whalepod.engine.span_cache import SpanCache
 from whalepod.engine.span_values import pack_rows, rows_of_value, span_value, unpack_rows
 from whalepod.kvstore.store_keys import span_key
+from whalepod.model.vision.encoder import VisionEncoder
 from whalepod.model.vision.grid import ImageGrid
+from whalepod.model.vision.pixels import patches_of_bytes
 from whalepod.model.vision.preparation import content_hash
 from whalepod.rpc.vision.v1 import vision_pb2, vision_pb2_grpc
 
 CALLER = VisionCaller("tiny", b"a namespace here", ClusterSecret(b"the secret of a test cluster"), SYSTEM_CLOCK)
 OPTIONS = SpanOptions(store_s=60.0, timeout_s=5.0)
+
+
+@cache
+def encoder() -> VisionEncoder:
+    return VisionEncoder.load(CHECKPOINT)
 
 
 @cache
@@ -96,6 +105,11 @@ def right(image: RequestImage) -> Callable[[vision_pb2.EncodeOrder], bytes]:
     return lambda _: pack_rows(truth(image))
 
 
+def answers(order: vision_pb2.EncodeOrder) -> bytes:
+    (rows,) = encoder().encode([patches_of_bytes(order.data, encoder().config)])
+    return pack_rows(rows)
+
+
 def test_a_vision_rank_is_asked_once_and_then_it_is_known_here() -> None:
     image, rank = picture(), FakeVision(right(picture()))
     with serving(rank) as addresses:
@@ -124,6 +138,22 @@ def test_where_one_fails_the_next_is_asked(failure: str) -> None:
         good.answer = right(image)
         source = spans()
         assert torch.equal(source.rows(image, encoders=places, deadline=Deadline.after(20)), truth(image))
+        source.close()
+
+
+def test_a_rank_that_says_nothing_costs_a_moment_and_is_asked_last_from_then_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(rank_spans, "PROBE_EVERY_S", 0.1)
+    monkeypatch.setattr(rank_spans, "PROBE_S", 0.2)
+    with socket.create_server(("127.0.0.1", 0)) as stopped, serving(FakeVision(answers)) as addresses:
+        places = [f"127.0.0.1:{stopped.getsockname()[1]}", *addresses]
+        images = [one for one in map(picture, range(40)) if by_affinity(places, one.content_hash)[0] == places[0]]
+        source = spans(timeout_s=60.0)
+        failures = rank_spans.VISION_FAILURES._value.get()
+        for image in images[:4]:
+            assert torch.equal(source.rows(image, encoders=places, deadline=Deadline.after(60)), truth(image))
+        assert rank_spans.VISION_FAILURES._value.get() - failures == 1
         source.close()
 
 

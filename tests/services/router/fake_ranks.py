@@ -385,6 +385,7 @@ class FakeVision(vision_pb2_grpc.VisionServiceServicer):
 
     def __init__(self, rank_id: str = "vision-0") -> None:
         self.orders: list[vision_pb2.EncodeOrder] = []
+        self.cancelled = 0
         self.hang = False
         self.server = FakeServer(rank_id, RankRole.VISION, self._register)
 
@@ -396,6 +397,10 @@ class FakeVision(vision_pb2_grpc.VisionServiceServicer):
     ) -> vision_pb2.EncodeResponse:
         del context
         self.orders.append(VisionCaller("whale", NAMESPACE, SECRET, SYSTEM_CLOCK).verified(request))
-        if self.hang:
-            await asyncio.Event().wait()
+        try:
+            if self.hang:
+                await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            self.cancelled += 1
+            raise
         return vision_pb2.EncodeResponse(tokens=3, encoded=True)

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 
 import pytest
 
 from tests.model.vision.pictures import data_url, encoded, noise
-from tests.services.router.fake_ranks import FakeDecode, FakePrefill, FakeVision
+from tests.services.router.fake_ranks import Behaviour, FakeDecode, FakePrefill, FakeVision
 from tests.services.router.router_under_test import RouterUnderTest, running_router, until
 from whalepod.cluster.vision_orders import by_affinity
 from whalepod.engine.images import RequestImage
 from whalepod.model.vision.preparation import content_hash
+from whalepod.services.router import vision_ahead
 from whalepod.services.router.vision_ahead import images_to_compute
 
 
@@ -38,10 +40,13 @@ async def ask(router: RouterUnderTest, *seeds: int) -> int:
 
 async def test_each_image_is_asked_for_once_at_the_rank_that_all_ask_first(model_dir: Path) -> None:
     decode, prefill = FakeDecode(), FakePrefill()
+    prefill.behaviour.step = asyncio.Event()
     vision = [FakeVision(f"vision-{index}") for index in range(2)]
     async with running_router(model_dir, [decode, prefill, *vision], remote_prefill_tokens_min=32) as router:
-        assert await ask(router, 1, 2, 3, 4, 5, 1) == 200
+        answer = asyncio.create_task(ask(router, 1, 2, 3, 4, 5, 1))
         await until(lambda: sum(len(rank.orders) for rank in vision) == 5)
+        prefill.behaviour.step.set()
+        assert await answer == 200
         addresses = [rank.server.info().address for rank in vision]
         for rank, address in zip(vision, addresses, strict=True):
             for order in rank.orders:
@@ -63,6 +68,22 @@ async def test_a_vision_rank_that_hangs_or_dies_holds_nobody_up(model_dir: Path)
         await until(lambda: not router.front.table.vision_ranks())
         assert await ask(router, 3) == 200
         assert decode.seen.starts[-1].vision_ranks == ()
+
+
+async def test_some_images_are_asked_for_at_a_time_and_none_for_a_request_that_has_ended(
+    model_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(vision_ahead, "AHEAD_MAX", 2)
+    decode, vision = FakeDecode(behaviour=Behaviour(step=asyncio.Event())), FakeVision()
+    async with running_router(model_dir, [decode, vision]) as router:
+        vision.hang = True
+        answer = asyncio.create_task(ask(router, 1, 2, 3, 4, 5))
+        await until(lambda: len(vision.orders) == 2)
+        assert decode.behaviour.step is not None
+        decode.behaviour.step.set()
+        assert await answer == 200
+        await until(lambda: vision.cancelled == 2)
+        assert len(vision.orders) == 2
 
 
 async def test_text_and_draining_ranks_are_left_alone(model_dir: Path) -> None:

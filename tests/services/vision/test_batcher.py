@@ -9,10 +9,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from whalepod.core.errors import CapacityError, InternalError, WorkerLostError
+from whalepod.core.clock import Deadline
+from whalepod.core.errors import DeadlineError, InternalError, WorkerLostError
 from whalepod.model.vision.grid import ImageGrid
 from whalepod.model.vision.pixels import Patches
 from whalepod.services.vision.batcher import Batcher, Waiting, next_batch
+
+SOON = Deadline.after(600)
 
 
 def image(patches: int) -> Patches:
@@ -34,7 +37,8 @@ def sizes(batch: Sequence[Waiting]) -> list[int]:
     ],
 )
 def test_a_batch_is_the_oldest_and_those_most_like_it(waiting: list[int], patches_max: int, batch: list[int]) -> None:
-    assert sizes(next_batch([Waiting(image(count)) for count in waiting], patches_max=patches_max)) == batch
+    queue = [Waiting(image(count), SOON) for count in waiting]
+    assert sizes(next_batch(queue, patches_max=patches_max)) == batch
 
 
 class Encoder:
@@ -56,12 +60,12 @@ class Encoder:
 
 def test_images_that_wait_are_encoded_together_and_one_that_breaks_fails_alone() -> None:
     encoder = Encoder(breaks_at=7)
-    batcher = Batcher(encoder, patches_max=100, queue_max=10)
+    batcher = Batcher(encoder, patches_max=100)
     batcher.start()
-    first = batcher.submit(image(50))
+    first = batcher.submit(image(50), deadline=SOON)
     while batcher.waiting:  # taken, and at the gate
         threading.Event().wait(0.001)
-    others = [batcher.submit(image(count)) for count in (6, 7, 8)]
+    others = [batcher.submit(image(count), deadline=SOON) for count in (6, 7, 8)]
     encoder.gate.set()
     assert float(first.result(10)[0, 0]) == 50
     assert float(others[0].result(10)[0, 0]) == 6
@@ -72,15 +76,17 @@ def test_images_that_wait_are_encoded_together_and_one_that_breaks_fails_alone()
     batcher.stop()
 
 
-def test_a_full_queue_refuses_and_a_rank_that_stops_says_so() -> None:
+def test_what_comes_too_late_is_not_encoded_and_a_rank_that_stops_says_so() -> None:
     encoder = Encoder()
-    batcher = Batcher(encoder, patches_max=100, queue_max=2)
-    waiting = [batcher.submit(image(1)) for _ in range(2)]
-    with pytest.raises(CapacityError):
-        batcher.submit(image(1))
+    batcher = Batcher(encoder, patches_max=100)
+    late = batcher.submit(image(9), deadline=Deadline.after(0))
+    waiting = [batcher.submit(image(1), deadline=SOON) for _ in range(2)]
     batcher.start()
     encoder.gate.set()
     assert all(len(one.result(10)) == 1 for one in waiting)
+    with pytest.raises(DeadlineError):
+        late.result(10)
+    assert encoder.batches == [[1, 1]]
     batcher.stop()
     with pytest.raises(WorkerLostError):
-        batcher.submit(image(1))
+        batcher.submit(image(1), deadline=SOON)

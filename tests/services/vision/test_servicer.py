@@ -22,6 +22,7 @@ from whalepod.core.clock import SYSTEM_CLOCK
 from whalepod.core.credentials import ClusterSecret
 from whalepod.core.errors import (
     AuthenticationError,
+    CapacityError,
     InvalidFieldError,
     ModelNotFoundError,
     ServingError,
@@ -168,6 +169,15 @@ async def test_nobody_but_a_process_of_the_cluster_is_served(redis_port: int) ->
                 await ranks.encode(picture(data=data))
         assert ranks.ranks[0].info.role is RankRole.VISION
         assert (await ranks.encode(image)).tokens > 0, "and it goes on"
+
+
+async def test_more_calls_than_may_wait_are_refused(redis_port: int) -> None:
+    async with vision_ranks(redis_port, queue_images=2) as ranks:
+        answers = await asyncio.gather(*(ranks.encode(picture(60 + n)) for n in range(12)), return_exceptions=True)
+        refused = [answer for answer in answers if isinstance(answer, CapacityError)]
+        assert 0 < len(refused) <= 10
+        assert (await ranks.encode(picture(60))).tokens > 0
+        assert all(isinstance(answer, CapacityError | vision_pb2.EncodeResponse) for answer in answers)
 
 
 async def test_a_draining_rank_refuses_newcomers_and_says_so(redis_port: int) -> None:
