@@ -1,4 +1,4 @@
-"""The C half of reading values: `read_values.c`, if the installation could build it. All works without it, slower.
+"""The C half of reading values: `read_values.c`.
 
 places of a batch ──▶ whalepod_read_and_judge (no interpreter, no lock) ──▶ how many arrived as foreseen
 """
@@ -6,22 +6,17 @@ places of a batch ──▶ whalepod_read_and_judge (no interpreter, no lock) �
 from __future__ import annotations
 
 import ctypes
-import sysconfig
 from array import array
 from collections.abc import Sequence
 from enum import IntEnum
-from pathlib import Path
 from typing import NamedTuple
 
-from xxhash import _xxhash  # pyright: ignore[reportAttributeAccessIssue]  its compiled half has no stub
+from .faults import StoreFault
+from .native_library import FAULTS, TIMEOUT_NS_MAX, Ahead, load, xxh3
 
-from .faults import FaultReason, StoreFault
-
-_FAULTS = (None, FaultReason.TIMEOUT, FaultReason.RESET, FaultReason.PROTOCOL)
 _WORDS_A_VALUE = 8
 _address = ctypes.addressof
 _FirstByte = ctypes.c_char
-_TIMEOUT_NS_MAX = 3600 * 10**9
 
 
 class Foreseen(NamedTuple):
@@ -68,15 +63,6 @@ class _Requests(ctypes.Structure):
     _fields_ = (("bytes", ctypes.c_char_p), ("sent", ctypes.c_int64), ("ahead", ctypes.c_int64))
 
 
-class _Ahead(ctypes.Structure):
-    _fields_ = (
-        ("bytes", ctypes.c_void_p),
-        ("capacity", ctypes.c_int64),
-        ("start", ctypes.c_int64),
-        ("end", ctypes.c_int64),
-    )
-
-
 class NativeReads:
     """The loaded library."""
 
@@ -85,11 +71,11 @@ class NativeReads:
         the layout of what is passed."""
         self._read = library.whalepod_read_and_judge
         self._read.argtypes = (
-            ctypes.c_int, ctypes.c_void_p, ctypes.c_int64, ctypes.POINTER(_Requests), ctypes.POINTER(_Ahead),
+            ctypes.c_int, ctypes.c_void_p, ctypes.c_int64, ctypes.POINTER(_Requests), ctypes.POINTER(Ahead),
             ctypes.c_void_p, ctypes.c_int64, ctypes.POINTER(ctypes.c_int64),
         )  # fmt: skip
         self._read.restype = ctypes.c_int
-        self._hash = _xxh3()
+        self._hash = xxh3()
 
     def read(
         self,
@@ -120,10 +106,10 @@ class NativeReads:
         buffer, start, end = read_ahead
         held.append(ours := _FirstByte.from_buffer(buffer))
         asked, done = _Requests(b"".join(requests), sent, ahead), ctypes.c_int64()
-        received = _Ahead(_address(ours), len(buffer), start, end)
-        timeout_ns = min(int(timeout_s * 1e9), _TIMEOUT_NS_MAX)
+        received = Ahead(_address(ours), len(buffer), start, end)
+        timeout_ns = min(int(timeout_s * 1e9), TIMEOUT_NS_MAX)
         at = places.buffer_info()[0]
-        reason = _FAULTS[self._read(descriptor, at, len(values), asked, received, self._hash, timeout_ns, done)]
+        reason = FAULTS[self._read(descriptor, at, len(values), asked, received, self._hash, timeout_ns, done)]
         fault = StoreFault(reason, "receive") if reason else None
         count, words = done.value, _WORDS_A_VALUE
         hashes = places[6 : words * count : words] if self._hash else [None] * count
@@ -131,21 +117,13 @@ class NativeReads:
         return Arrived(count, heads, hashes, verdicts, asked.sent, received.start, received.end, fault)
 
 
-def _xxh3() -> int | None:
-    """Address of the hash function inside the xxhash package's own library; None: it does not show it."""
+def _loaded() -> NativeReads | None:
+    library = load()
     try:
-        return ctypes.cast(ctypes.CDLL(_xxhash.__file__).XXH3_64bits, ctypes.c_void_p).value
-    except (OSError, AttributeError):
+        return NativeReads(library) if library is not None else None
+    except AttributeError:
         return None
 
 
-def load() -> NativeReads | None:
-    """None: it was not built here."""
-    path = Path(__file__).with_name(f"_read_values{sysconfig.get_config_var('EXT_SUFFIX')}")
-    try:
-        return NativeReads(ctypes.CDLL(str(path)))
-    except (OSError, AttributeError):
-        return None
-
-
-NATIVE = load()
+NATIVE_READS = _loaded()
+"""None: it was not built here."""

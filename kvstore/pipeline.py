@@ -8,17 +8,18 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
-from typing import Protocol
 
 from whalepod.core.clock import Deadline
 
 from . import metrics
 from .faults import ErrorReply, FaultReason, Meaning, StoreFault, code_label, meaning_of, raise_if_server_wide
 from .native_reads import Arrived, Foreseen, Verdict
+from .native_writes import NATIVE_WRITES, Sending
 from .resp import Reply, RespConnection, command
 from .slot_map import Redirection
-from .transport import ValueSink
+from .transport import ValueSink, ValueToWrite
 from .value_format import HEADER_BYTES, BytesLike
 
 logger = logging.getLogger(__name__)
@@ -28,6 +29,12 @@ DRAIN_BYTES_MAX = 4 << 20
 IN_FLIGHT_BYTES = 1 << 20
 """Of values on their way over one connection. At a round trip of 0.1 ms that is 10 GB/s; with more, what one side has
 written leaves the processor's cache before the other side of a local connection reads it, at half the speed."""
+LOCAL_IN_FLIGHT_BYTES = 1 << 19
+"""Of values on their way to a server on this machine, whose round trip is short."""
+LOCAL_AHEAD = 1
+"""Requests for values on their way to a server on this machine whose replies have not begun. A server that finds more
+makes all their replies before it sends the first, in memory that no cache holds and that it may have to map anew: two
+to four times its time a byte."""
 ASKING = command(b"ASKING")
 
 
@@ -61,81 +68,87 @@ class Batch:
             judged(connection.read_reply(deadline=deadline))
 
 
-class TwoPartCommand(Protocol):
-    """A command whose last bytes are a value and what follows it."""
-
-    @property
-    def start(self) -> bytes:
-        """Up to the announcement of the value's length."""
-        ...
-
-    @property
-    def rest(self) -> Sequence[BytesLike]:
-        """The value and what follows it, made when it is asked for first."""
-        ...
-
-    @property
-    def bytes(self) -> int:
-        """Of the value."""
-        ...
-
-
 def write_values(
-    connection: RespConnection, batch: Batch, commands: Sequence[TwoPartCommand], *, deadline: Deadline
+    connection: RespConnection,
+    batch: Batch,
+    values: Sequence[ValueToWrite],
+    starts: Sequence[bytes],
+    ends: Sequence[bytes],
+    *,
+    deadline: Deadline,
 ) -> Iterator[Reply]:
-    """The replies to the batch's commands, in order; each is sent when enough of those before it have been answered.
-    Raises StoreFault.
+    """The replies to commands of a start, a value and an end, in order; each is sent when enough of those before it
+    have been answered. Raises StoreFault.
 
     The start of a command goes out with the rest of the one before: a server that knows what comes receives it in
     place, one that finds all of it in its buffer moves it once more.
     """
-    ahead = max(1, IN_FLIGHT_BYTES // max(1, commands[0].bytes))
+    in_flight_bytes = LOCAL_IN_FLIGHT_BYTES if connection.is_local else IN_FLIGHT_BYTES
+    ahead = max(1, in_flight_bytes // max(1, values[0].value_bytes))
+    if NATIVE_WRITES is None or batch.asking or not all(value.has_draft for value in values):
+        yield from _written_by_python(connection, batch, values, starts, ends, ahead=ahead, deadline=deadline)
+        return
+    with closing(Sending(NATIVE_WRITES, values, starts, ends, ahead=ahead)) as sending:
+        while sending.answered < len(values):
+            acknowledged = connection.write_values(sending, deadline=deadline)
+            for stored in acknowledged.stored:
+                yield b"OK" if stored else None
+            if acknowledged.fault is not None:
+                raise acknowledged.fault
+            if sending.expects_another:
+                sending.note_other_answer()
+                yield connection.read_reply(deadline=deadline)
+
+
+def _written_by_python(
+    connection: RespConnection,
+    batch: Batch,
+    values: Sequence[ValueToWrite],
+    starts: Sequence[bytes],
+    ends: Sequence[bytes],
+    *,
+    ahead: int,
+    deadline: Deadline,
+) -> Iterator[Reply]:
     prefix = ASKING if batch.asking else b""
-    connection.send([prefix + commands[0].start], deadline=deadline)
-    sent = 0
-    for done in range(len(commands)):
-        while sent < min(len(commands), done + ahead):
-            following = [prefix + commands[sent + 1].start] if sent + 1 < len(commands) else []
-            connection.send([*commands[sent].rest, *following], deadline=deadline)
+    connection.send([prefix + starts[0]], deadline=deadline)
+    sent, count = 0, len(values)
+    for done in range(count):
+        while sent < min(count, done + ahead):
+            following = [prefix + starts[sent + 1]] if sent + 1 < count else []
+            connection.send([*values[sent].pieces, ends[sent], *following], deadline=deadline)
             sent += 1
-        if sent < len(commands):
-            _ = commands[sent].rest  # while the server is busy
+        if sent < count:
+            _ = values[sent].pieces  # while the server is busy
         batch.skip_asking(connection, deadline)
         yield connection.read_reply(deadline=deadline)
 
 
 class Flight:
-    """Sends requests in order, so many ahead of the answers as `IN_FLIGHT_BYTES` allows, one at least."""
+    """Sends requests in order, so many ahead of the answers as is good for the connection, one at least."""
 
     def __init__(
-        self,
-        connection: RespConnection,
-        count: int,
-        request: Callable[[int], Sequence[BytesLike]],
-        *,
-        item_bytes: int,
-        deadline: Deadline,
+        self, connection: RespConnection, requests: Sequence[bytes], *, item_bytes: int, deadline: Deadline
     ) -> None:
-        """`request`: the pieces of each of `count` requests, asked for when it is sent. `item_bytes`: of one value,
-        about."""
+        """`item_bytes`: of one value, about."""
         self._connection = connection
-        self._count = count
-        self._request = request
+        self._requests = requests
         self._deadline = deadline
-        self._ahead = max(1, IN_FLIGHT_BYTES // max(1, item_bytes))
+        in_flight = max(1, IN_FLIGHT_BYTES // max(1, item_bytes))
+        self._ahead = LOCAL_AHEAD if connection.is_local else in_flight
         self._sent = 0
 
     def proceed(self, done: int) -> None:
-        """Send what may be on its way once `done` requests have been answered. Raises StoreFault."""
-        until = min(self._count, done + self._ahead)
+        """Send what may be on its way once `done` requests have been answered, or their replies have begun. Raises
+        StoreFault."""
+        until = min(len(self._requests), done + self._ahead)
         if self._sent < until and self._sent - done <= self._ahead // 2:
-            pieces = [piece for number in range(self._sent, until) for piece in self._request(number)]
-            self._connection.send(pieces, deadline=self._deadline)
+            self._connection.send([b"".join(self._requests[self._sent : until])], deadline=self._deadline)
             self._sent = until
 
     def receive(self, done: int, values: Sequence[Foreseen]) -> Arrived | None:
         """The values that arrive as foreseen after `done`. None: the native half was not built."""
-        requests = [b"".join(self._request(number)) for number in range(done, done + len(values))]
+        requests = self._requests[done : done + len(values)]
         arrived = self._connection.read_values(
             values, requests, sent=self._sent - done, ahead=self._ahead, deadline=self._deadline
         )
@@ -175,8 +188,8 @@ def read_values(
                 raise arrived.fault
         if done < len(batch.items):
             flight.proceed(done)
-            moved += _take_any(connection, batch, batch.items[done], sinks, answered, deadline)
             done += 1
+            moved += _take_any(connection, batch, done, sinks, answered, flight, deadline)
     return moved
 
 
@@ -208,14 +221,17 @@ def _judge(sink: ValueSink, foreseen: Sequence[Foreseen], arrived: Arrived, numb
 def _take_any(
     connection: RespConnection,
     batch: Batch,
-    item: int,
+    done: int,
     sinks: Sequence[ValueSink],
     answered: list[bool],
+    flight: Flight,
     deadline: Deadline,
 ) -> int:
-    """One reply, whatever it is. Bytes of its value."""
+    """One reply, whatever it is, with which `done` have been taken. Bytes of its value."""
+    item = batch.items[done - 1]
     batch.skip_asking(connection, deadline)
     length = connection.read_value_length(deadline=deadline)
+    flight.proceed(done)
     if isinstance(length, ErrorReply):
         batch.judged(item, length)
         if meaning_of(length) is Meaning.STRANGE:

@@ -24,7 +24,8 @@ CHECKSUM_AT = 112
 VALID_FROM_AT = 144
 HEADER_CHECKSUM_AT = 252
 
-_DEPTH_TOKENS_BYTES = struct.Struct("<IIQ")
+_DEPTH = struct.Struct("<I")
+_TOKENS_BYTES = struct.Struct("<IQ")
 _CHECKSUM = struct.Struct("<Q")
 _STAMPS = struct.Struct("<QQQQ")
 _HEADER_CHECKSUM = struct.Struct("<I")
@@ -42,8 +43,9 @@ class PlainBlockHeaders:
     """They carry a MAC."""
     _start: bytes = field(init=False)
     _exact: Mapping[bytes, bool] = field(init=False)
-    _flags: Mapping[bool, bytes] = field(init=False)
-    """By whether a block is exact."""
+    _starts: Mapping[bool, bytes] = field(init=False)
+    """All before the identity, by whether a block is exact."""
+    _sizes: bytes = field(init=False)
     _before_identity: bytes = field(init=False)
     _after_owner: bytes = field(init=False)
     header_bytes: int = field(init=False)
@@ -55,7 +57,6 @@ class PlainBlockHeaders:
         object.__setattr__(self, "_start", MAGIC + struct.pack("<HH", VERSION, self.header_bytes))
         exact_of = {struct.pack("<I", flags): False, struct.pack("<I", flags | Flag.EXACT): True}
         object.__setattr__(self, "_exact", exact_of)
-        object.__setattr__(self, "_flags", {exact: packed for packed, exact in exact_of.items()})
         header = Header(
             value_class=ValueClass.BLOCK,
             format_id=self.layout.format_id,
@@ -67,12 +68,15 @@ class PlainBlockHeaders:
         )
         raw = encode_header(header)
         object.__setattr__(self, "_before_identity", raw[CLASS_AT:IDENTITY_AT])
+        starts = {exact: self._start + packed + self._before_identity for packed, exact in exact_of.items()}
+        object.__setattr__(self, "_starts", starts)
+        object.__setattr__(self, "_sizes", _TOKENS_BYTES.pack(self.layout.block_tokens, self.layout.payload_bytes))
         object.__setattr__(self, "_after_owner", raw[VALID_FROM_AT:HEADER_CHECKSUM_AT])
 
     def read(self, head: bytes, key: BlockKey, *, value_bytes: int) -> tuple[int, bool] | None:
         """The payload's xxh3-64 checksum and whether the block is exact; None if this is no plain header of `key`'s."""
         exact = self._exact.get(head[8:CLASS_AT])
-        sizes = _DEPTH_TOKENS_BYTES.pack(key.depth, self.layout.block_tokens, self.layout.payload_bytes)
+        sizes = _DEPTH.pack(key.depth) + self._sizes
         plain = (
             exact is not None
             and value_bytes == self.header_bytes + self.layout.payload_bytes
@@ -86,34 +90,30 @@ class PlainBlockHeaders:
 
     def expected(self, key: BlockKey) -> bytes:
         """256 bytes: the header of `key`'s block with the flag for exact, the checksums, writer, time and owner 0."""
-        return b"".join(
-            (
-                self._start,
-                self._flags[False],
-                self._before_identity,
-                key.hash,
-                key.parent,
-                _DEPTH_TOKENS_BYTES.pack(key.depth, self.layout.block_tokens, self.layout.payload_bytes),
-                _NO_STAMPS,
-                self._after_owner,
-                _NO_CHECKSUM,
-            )
-        )
+        return self._body(key, exact=False, stamps=_NO_STAMPS) + _NO_CHECKSUM
 
     def write(
         self, key: BlockKey, *, checksum: int, exact: bool, owner: int, writer: int, created_unix_ms: int
     ) -> bytes:
         """256 bytes, as `encode_header` makes them."""
-        body = b"".join(
-            (
-                self._start,
-                self._flags[exact],
-                self._before_identity,
-                key.hash,
-                key.parent,
-                _DEPTH_TOKENS_BYTES.pack(key.depth, self.layout.block_tokens, self.layout.payload_bytes),
-                _STAMPS.pack(checksum, writer, created_unix_ms, owner),
-                self._after_owner,
-            )
-        )
+        stamps = _STAMPS.pack(checksum, writer, created_unix_ms, owner)
+        body = self._body(key, exact=exact, stamps=stamps)
         return body + _HEADER_CHECKSUM.pack(google_crc32c.value(body))
+
+    def draft(self, key: BlockKey, *, exact: bool, owner: int, writer: int, created_unix_ms: int) -> bytes:
+        """256 bytes, with 0 for both checksums."""
+        stamps = _STAMPS.pack(0, writer, created_unix_ms, owner)
+        return self._body(key, exact=exact, stamps=stamps) + _NO_CHECKSUM
+
+    def _body(self, key: BlockKey, *, exact: bool, stamps: bytes) -> bytes:
+        """All but the header's checksum."""
+        parts = (
+            self._starts[exact],
+            key.hash,
+            key.parent,
+            _DEPTH.pack(key.depth),
+            self._sizes,
+            stamps,
+            self._after_owner,
+        )
+        return b"".join(parts)

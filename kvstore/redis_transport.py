@@ -26,7 +26,7 @@ from .slot_map import Redirection
 from .store_keys import shard_tag
 from .topology import Topology
 from .transport import Place, Renewal, ValueSink, ValueToWrite, Written
-from .value_format import HEADER_BYTES, BytesLike
+from .value_format import HEADER_BYTES
 
 logger = logging.getLogger(__name__)
 
@@ -87,17 +87,11 @@ class RedisTransport:
         strange: set[int] = set()
 
         def talk(connection: RespConnection, deadline: Deadline, batch: Batch) -> None:
-            renew, last = bool(calls) and not batch.asking, len(batch.items) - 1
-
-            def request(number: int) -> list[BytesLike]:
-                pieces = batch.request(number, commands.__getitem__)
-                return (
-                    pieces + [piece for call in calls for piece in call.pieces()]
-                    if renew and number == last
-                    else pieces
-                )
-
-            flight = Flight(connection, len(batch.items), request, item_bytes=item_bytes, deadline=deadline)
+            renew = bool(calls) and not batch.asking
+            requests = [b"".join(batch.request(number, commands.__getitem__)) for number in range(len(batch.items))]
+            if renew:
+                requests[-1] += b"".join([piece for call in calls for piece in call.pieces()])
+            flight = Flight(connection, requests, item_bytes=item_bytes, deadline=deadline)
             began_at_s = self._clock.monotonic_s()
             moved = read_values(connection, batch, sinks, answered, flight, deadline=deadline)
             strange.update(batch.strange)
@@ -128,11 +122,15 @@ class RedisTransport:
         total = sum(value.value_bytes for value in values)
 
         def talk(connection: RespConnection, deadline: Deadline, batch: Batch) -> None:
-            commands = [_SetCommand(values[item], only_if_absent=only_if_absent) for item in batch.items]
-            for number, reply in enumerate(write_values(connection, batch, commands, deadline=deadline)):
-                item = batch.items[number]
-                judged = batch.judged(item, reply)
-                outcomes[item] = Written.DROPPED if item in batch.elsewhere else _written(judged)
+            chosen = [values[item] for item in batch.items]
+            starts, ends = set_commands(chosen, only_if_absent=only_if_absent)
+            replies = write_values(connection, batch, chosen, starts, ends, deadline=deadline)
+            for item, reply in zip(batch.items, replies, strict=True):
+                if isinstance(reply, ErrorReply):
+                    batch.judged(item, reply)
+                    outcomes[item] = Written.DROPPED
+                else:
+                    outcomes[item] = Written.PRESENT if reply is None else Written.STORED
 
         keys = [value.key for value in values]
         self._ask(shard, Lane.DATA, keys, talk, deadline=deadline, value_bytes=total)
@@ -287,31 +285,12 @@ def _renewals(renewals: Sequence[Renewal]) -> list[ScriptCall]:
     ]
 
 
-class _SetCommand:
-    """SET of one value, in the two parts that `write_values` sends."""
-
-    __slots__ = ("_end", "_value", "start")
-
-    def __init__(self, value: ValueToWrite, *, only_if_absent: bool) -> None:
-        words, condition = (6, b"$2\r\nNX\r\n") if only_if_absent else (5, b"")
-        life = b"%d" % value.life_ms
-        self._value = value
-        self.start = b"*%d\r\n$3\r\nSET\r\n$%d\r\n%b\r\n$%d\r\n" % (
-            words, len(value.key), value.key, value.value_bytes,
-        )  # fmt: skip
-        self._end = b"\r\n%b$2\r\nPX\r\n$%d\r\n%b\r\n" % (condition, len(life), life)
-
-    @property
-    def rest(self) -> list[BytesLike]:
-        """Pieces for a gather write; the payload is not copied."""
-        return [*self._value.pieces, self._end]
-
-    @property
-    def bytes(self) -> int:
-        return self._value.value_bytes
-
-
-def _written(reply: Reply) -> Written:
-    if isinstance(reply, ErrorReply):
-        return Written.DROPPED
-    return Written.PRESENT if reply is None else Written.STORED
+def set_commands(values: Sequence[ValueToWrite], *, only_if_absent: bool) -> tuple[list[bytes], list[bytes]]:
+    """What stands before and behind each value in its SET."""
+    words, condition = (6, b"$2\r\nNX\r\n") if only_if_absent else (5, b"")
+    starts = [
+        b"*%d\r\n$3\r\nSET\r\n$%d\r\n%b\r\n$%d\r\n" % (words, len(value.key), value.key, value.value_bytes)
+        for value in values
+    ]
+    lives = [b"%d" % value.life_ms for value in values]
+    return starts, [b"\r\n%b$2\r\nPX\r\n$%d\r\n%b\r\n" % (condition, len(life), life) for life in lives]

@@ -19,7 +19,8 @@ from typing import Final
 from whalepod.core.clock import Deadline
 
 from .faults import ErrorReply, FaultReason, StoreFault
-from .native_reads import NATIVE, Arrived, Foreseen
+from .native_reads import NATIVE_READS, Arrived, Foreseen
+from .native_writes import Acknowledged, Sending
 from .settings import StoreAddress
 from .value_format import BytesLike
 
@@ -96,6 +97,11 @@ class RespConnection:
             raise StoreFault(FaultReason.CONNECT, str(error)) from error
         return cls(connected, address)
 
+    @property
+    def is_local(self) -> bool:
+        """It leads to this machine, as far as is known."""
+        return self.address is not None and self.address.is_local
+
     def close(self) -> None:
         with contextlib.suppress(OSError):
             self._socket.close()
@@ -154,16 +160,27 @@ class RespConnection:
         `sent` of the requests are on their way, `ahead` of the answers may be. If all went well and not all are there,
         the next reply is another one: `read_value_length` tells. None: the native half was not built.
         """
-        if NATIVE is None:
+        if NATIVE_READS is None:
             return None
         read_ahead = (self._ahead, self._start, self._end)
         timeout_s = deadline.remaining_s()
-        arrived = NATIVE.read(
+        arrived = NATIVE_READS.read(
             self._socket.fileno(), values, requests, read_ahead, sent=sent, ahead=ahead, timeout_s=timeout_s
         )
         self._start, self._end = arrived.start, arrived.end
         self._armed[socket.SO_RCVTIMEO] = NEVER
         return arrived
+
+    def write_values(self, sending: Sending, *, deadline: Deadline) -> Acknowledged:
+        """Send what is left of a batch and take its answers.
+
+        If all went well and not all were answered, the next reply is another one: `read_reply` tells.
+        """
+        read_ahead = (self._ahead, self._start, self._end)
+        acknowledged = sending.proceed(self._socket.fileno(), read_ahead, timeout_s=deadline.remaining_s())
+        self._start, self._end = acknowledged.start, acknowledged.end
+        self._armed[socket.SO_RCVTIMEO] = NEVER
+        return acknowledged
 
     def read_into(self, view: memoryview, *, deadline: Deadline) -> None:
         """Fill all of `view` (one-dimensional bytes) with what comes next. Raises StoreFault."""

@@ -7,7 +7,7 @@ rank's host memory, and `FaultyTransport`, which keeps values in this process an
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Protocol, Self
@@ -15,6 +15,7 @@ from typing import Protocol, Self
 from whalepod.core.clock import Deadline
 
 from .native_reads import Foreseen
+from .native_writes import Draft
 from .value_format import BytesLike
 
 
@@ -44,34 +45,63 @@ class ValueSink(Protocol):
         ...
 
 
+class LateValue(Protocol):
+    """A value that is made when it is needed."""
+
+    @property
+    def value_bytes(self) -> int: ...
+
+    @property
+    def has_draft(self) -> bool: ...
+
+    def pieces(self) -> tuple[BytesLike, ...]: ...
+
+    def draft(self) -> Draft:
+        """For who writes the checksums himself, if it has one."""
+        ...
+
+
 class ValueToWrite:
     """One value as pieces that follow each other. `life_ms`: how long the store should keep it."""
 
-    __slots__ = ("_make", "_pieces", "key", "life_ms", "value_bytes")
+    __slots__ = ("_late", "_pieces", "key", "life_ms", "value_bytes")
 
     def __init__(self, key: bytes, pieces: tuple[BytesLike, ...], life_ms: int) -> None:
         self.key = key
         self.life_ms = life_ms
         self.value_bytes = sum(map(len, pieces))
         self._pieces: tuple[BytesLike, ...] | None = pieces
-        self._make: Callable[[], tuple[BytesLike, ...]] | None = None
+        self._late: LateValue | None = None
 
     @classmethod
-    def made_late(
-        cls, key: bytes, make: Callable[[], tuple[BytesLike, ...]], *, value_bytes: int, life_ms: int
-    ) -> Self:
-        """Its pieces, `value_bytes` in total, are made when somebody asks for them: a checksum is then computed while
-        the server is busy with the values before."""
+    def made_late(cls, key: bytes, late: LateValue, *, life_ms: int) -> Self:
+        """Its pieces are made when somebody asks for them: a checksum is then computed while the server is busy with
+        the values before."""
         value = cls(key, (), life_ms)
-        value.value_bytes, value._pieces, value._make = value_bytes, None, make
+        value.value_bytes, value._pieces, value._late = late.value_bytes, None, late
         return value
 
     @property
     def pieces(self) -> tuple[BytesLike, ...]:
         if self._pieces is None:
-            assert self._make is not None
-            self._pieces = self._make()
+            assert self._late is not None
+            self._pieces = self._late.pieces()
         return self._pieces
+
+    @property
+    def has_draft(self) -> bool:
+        """The value is known to have one piece behind its header."""
+        if self._pieces is not None:
+            return len(self._pieces) == 2
+        return self._late is not None and self._late.has_draft
+
+    def draft(self) -> Draft:
+        """If it has one."""
+        if self._pieces is None:
+            assert self._late is not None
+            return self._late.draft()
+        head, payload = self._pieces
+        return Draft(bytes(head), payload, stamp=False)
 
 
 class Written(Enum):

@@ -11,6 +11,7 @@ from whalepod.core.block_keys import BlockKey
 from whalepod.core.clock import Clock
 from whalepod.core.ids import Incarnation
 
+from .native_writes import Draft
 from .plain_block_headers import PlainBlockHeaders
 from .settings import StoreSettings
 from .store_keys import block_store_key, snapshot_identity
@@ -40,21 +41,18 @@ class ValueWriter:
     settings: StoreSettings
     clock: Clock
     mac: ValueMac | None = None
-    _headers: PlainBlockHeaders = field(init=False)
+    headers: PlainBlockHeaders = field(init=False)
+    _block_bytes: int = field(init=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(
-            self, "_headers", PlainBlockHeaders(self.namespace, self.layout, signed=self.mac is not None)
-        )
+        headers = PlainBlockHeaders(self.namespace, self.layout, signed=self.mac is not None)
+        object.__setattr__(self, "headers", headers)
+        object.__setattr__(self, "_block_bytes", headers.header_bytes + self.layout.payload_bytes)
 
     def block(self, key: BlockKey, payload: tuple[BytesLike, ...], *, exact: bool, owner: int = 0) -> ValueToWrite:
         """`payload`: pieces of flat bytes, `layout.payload_bytes` in total, which are read when the value is sent."""
-        return ValueToWrite.made_late(
-            block_store_key(key),
-            lambda: self._block_pieces(key, payload, exact=exact, owner=owner),
-            value_bytes=self._headers.header_bytes + self.layout.payload_bytes,
-            life_ms=self.settings.block_life_ms(key.depth),
-        )
+        late = _LateBlock(self, key, payload, exact, owner, self._block_bytes)
+        return ValueToWrite.made_late(block_store_key(key), late, life_ms=self.settings.block_life_ms(key.depth))
 
     def snapshot(self, key: bytes, value: SnapshotValue, *, life_ms: int) -> ValueToWrite:
         """Parts follow each other in the order of their kinds."""
@@ -78,18 +76,6 @@ class ValueWriter:
         )
         return ValueToWrite(key=key, pieces=self._pieces(header, tuple(parts.values())), life_ms=life_ms)
 
-    def _block_pieces(
-        self, key: BlockKey, payload: tuple[BytesLike, ...], *, exact: bool, owner: int
-    ) -> tuple[BytesLike, ...]:
-        created = self.clock.unix_ms()
-        head = partial(
-            self._headers.write, key, exact=exact, owner=owner, writer=self.incarnation, created_unix_ms=created
-        )
-        follows = payload
-        if self.mac is not None:
-            follows = (self.mac.extension(head(checksum=0), payload), *payload)
-        return (head(checksum=payload_checksum(follows)), *follows)
-
     def _pieces(self, header: Header, payload: tuple[BytesLike, ...]) -> tuple[BytesLike, ...]:
         """The header with its checksum, the extension if values are signed, the payload."""
         follows = payload
@@ -97,6 +83,48 @@ class ValueWriter:
             header = replace(header, flags=header.flags | Flag.MAC)
             follows = (self.mac.extension(encode_header(header), payload), *payload)
         return (encode_header(replace(header, checksum=payload_checksum(follows))), *follows)
+
+
+@dataclass(slots=True)
+class _LateBlock:
+    """One block's value."""
+
+    writer: ValueWriter
+    key: BlockKey
+    payload: tuple[BytesLike, ...]
+    exact: bool
+    owner: int
+    value_bytes: int
+
+    @property
+    def has_draft(self) -> bool:
+        return self.writer.mac is None and len(self.payload) == 1
+
+    def draft(self) -> Draft:
+        writer = self.writer
+        head = writer.headers.draft(
+            self.key,
+            exact=self.exact,
+            owner=self.owner,
+            writer=writer.incarnation,
+            created_unix_ms=writer.clock.unix_ms(),
+        )
+        return Draft(head, self.payload[0], stamp=True)
+
+    def pieces(self) -> tuple[BytesLike, ...]:
+        writer = self.writer
+        head = partial(
+            writer.headers.write,
+            self.key,
+            exact=self.exact,
+            owner=self.owner,
+            writer=writer.incarnation,
+            created_unix_ms=writer.clock.unix_ms(),
+        )
+        follows = self.payload
+        if writer.mac is not None:
+            follows = (writer.mac.extension(head(checksum=0), follows), *follows)
+        return (head(checksum=payload_checksum(follows)), *follows)
 
 
 def flat(data: BytesLike) -> memoryview:

@@ -6,6 +6,7 @@ import contextlib
 import socket
 import threading
 from collections.abc import Callable
+from typing import IO
 
 from tests.kvstore.redis_server import free_port
 from whalepod.kvstore.settings import StoreAddress
@@ -53,7 +54,7 @@ class ScriptedServer:
 
     def _serve(self, connection: socket.socket) -> None:
         with connection, connection.makefile("rb") as stream, contextlib.suppress(OSError, ValueError):
-            while words := _read_command(stream):  # type: ignore[arg-type]
+            while words := read_command(stream):
                 self.commands.append(words)
                 reply = self._handler(words)
                 if reply is None:
@@ -61,7 +62,7 @@ class ScriptedServer:
                 connection.sendall(reply)
 
 
-def _read_command(stream: socket.SocketIO) -> list[bytes]:
+def read_command(stream: IO[bytes]) -> list[bytes]:
     line = stream.readline()
     words: list[bytes] = []
     for _ in range(int(line[1:]) if line else 0):

@@ -15,6 +15,7 @@ from whalepod.core.block_keys import RUN_BLOCKS
 from whalepod.core.clock import SYSTEM_CLOCK
 from whalepod.core.ids import Incarnation, RequestId
 from whalepod.kvstore.client import BlockToPut, Fetched, KvClient
+from whalepod.kvstore.native_writes import Draft
 from whalepod.kvstore.redis_shard import SPEED_LIFE_S, Shard
 from whalepod.kvstore.redis_transport import RedisTransport
 from whalepod.kvstore.settings import StoreAddress, StoreSettings
@@ -341,10 +342,18 @@ def test_runs_are_dealt_to_connections_and_what_lies_behind_a_gap_is_not_asked_f
 def test_a_values_pieces_are_made_once_when_it_is_sent() -> None:
     made: list[int] = []
 
-    def make() -> tuple[bytes, ...]:
-        made.append(1)
-        return (b"head", b"payload")
+    class Late:
+        value_bytes = 11
+        has_draft = True
 
-    value = ValueToWrite.made_late(b"key", make, value_bytes=11, life_ms=5)
-    assert (value.value_bytes, made) == (11, [])
+        def pieces(self) -> tuple[bytes, ...]:
+            made.append(1)
+            return (b"head", b"payload")
+
+        def draft(self) -> Draft:
+            return Draft(b"hea?", b"payload", stamp=True)
+
+    value = ValueToWrite.made_late(b"key", Late(), life_ms=5)
+    assert (value.value_bytes, value.draft(), made) == (11, Draft(b"hea?", b"payload", stamp=True), [])
     assert (value.pieces, value.pieces, made) == ((b"head", b"payload"), (b"head", b"payload"), [1])
+    assert value.draft() == Draft(b"head", b"payload", stamp=False)

@@ -18,12 +18,11 @@ from whalepod.core.clock import SYSTEM_CLOCK, Deadline
 from whalepod.core.ids import Incarnation
 from whalepod.kvstore import pipeline, resp
 from whalepod.kvstore.faults import FaultReason, StoreFault
-from whalepod.kvstore.native_reads import NATIVE, Arrived, Foreseen, Verdict
+from whalepod.kvstore.native_reads import NATIVE_READS, Arrived, Foreseen, Verdict
 from whalepod.kvstore.pipeline import Batch, Flight, read_values
 from whalepod.kvstore.plain_block_headers import PlainBlockHeaders
 from whalepod.kvstore.resp import RespConnection, command
 from whalepod.kvstore.settings import StoreSettings
-from whalepod.kvstore.value_format import BytesLike
 from whalepod.kvstore.value_mac import ValueMac
 from whalepod.kvstore.value_sinks import BlockSink
 from whalepod.kvstore.value_writer import ValueWriter
@@ -45,8 +44,8 @@ def ends() -> Iterator[Ends]:
 @pytest.fixture(params=["native", "python"])
 def reader(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     if request.param == "python":
-        monkeypatch.setattr(resp, "NATIVE", None)
-    elif NATIVE is None:
+        monkeypatch.setattr(resp, "NATIVE_READS", None)
+    elif NATIVE_READS is None:
         pytest.skip("the native half was not built here")
     return request.param
 
@@ -92,11 +91,8 @@ def read(
     result = Read(sinks, [False] * len(sinks))
     batch = Batch(range(len(sinks)))
     deadline = deadline or soon()
-
-    def request(number: int) -> list[BytesLike]:
-        return [command(b"GET", sinks[number].key)]
-
-    flight = Flight(connection, len(sinks), request, item_bytes=LAYOUT.payload_bytes, deadline=deadline)
+    requests = [command(b"GET", sink.key) for sink in sinks]
+    flight = Flight(connection, requests, item_bytes=LAYOUT.payload_bytes, deadline=deadline)
     thread = threading.Thread(target=serve, args=(theirs,))
     thread.start()
     try:
@@ -247,13 +243,15 @@ def test_requests_go_out_a_few_ahead_of_the_answers(ends: Ends, monkeypatch: pyt
 
 def natively(values: Sequence[bytes], *, plain: bytes) -> Arrived:
     """What the C half says of values that should all be block 0 with the header `plain`."""
-    assert NATIVE is not None
+    assert NATIVE_READS is not None
     ours, theirs = socket.socketpair()
     sender = threading.Thread(target=lambda: theirs.sendall(b"".join(map(bulk, values))))
     sender.start()
     places = [Foreseen(256, buffer, plain) for buffer in buffers(len(values))]
     requests, ahead = [b""] * len(values), len(values)
-    arrived = NATIVE.read(ours.fileno(), places, requests, (bytearray(64), 0, 0), sent=ahead, ahead=ahead, timeout_s=5)
+    arrived = NATIVE_READS.read(
+        ours.fileno(), places, requests, (bytearray(64), 0, 0), sent=ahead, ahead=ahead, timeout_s=5
+    )
     sender.join()
     ours.close()
     theirs.close()
@@ -264,14 +262,14 @@ def natively(values: Sequence[bytes], *, plain: bytes) -> Arrived:
 PLAIN = PlainBlockHeaders(NAMESPACE, LAYOUT).expected(KEYS[0])
 
 
-@pytest.mark.skipif(NATIVE is None, reason="the native half was not built here")
+@pytest.mark.skipif(NATIVE_READS is None, reason="the native half was not built here")
 def test_the_hash_taken_on_the_way_is_the_payloads() -> None:
     arrived = natively([value_of(0), value_of(1)], plain=b"")
     assert list(arrived.payload_hashes) == [xxhash.xxh3_64_intdigest(payload_of(key)) for key in KEYS[:2]]
     assert list(arrived.verdicts) == [Verdict.NONE, Verdict.NONE]
 
 
-@pytest.mark.skipif(NATIVE is None, reason="the native half was not built here")
+@pytest.mark.skipif(NATIVE_READS is None, reason="the native half was not built here")
 def test_the_c_half_accepts_what_the_python_half_accepts_and_no_changed_byte() -> None:
     headers, value = PlainBlockHeaders(NAMESPACE, LAYOUT), value_of(0)
     payload_at = [256 + at for at in (0, 1, 2047, 2048, LAYOUT.payload_bytes - 1)]

@@ -1,0 +1,262 @@
+"""Batches of values stored over one connection, by the native half and by Python alone."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from random import Random
+
+import pytest
+import xxhash
+
+from tests.kvstore.scripted_server import read_command
+from tests.kvstore.test_store_faults import LATE_S
+from tests.kvstore.values import LAYOUT, NAMESPACE, chain, payload_of, soon
+from tests.native_build import compiler
+from whalepod.core.block_keys import BlockKey
+from whalepod.core.clock import SYSTEM_CLOCK, Deadline
+from whalepod.core.ids import Incarnation
+from whalepod.kvstore import pipeline
+from whalepod.kvstore.faults import ErrorReply, FaultReason, StoreFault
+from whalepod.kvstore.native_reads import NATIVE_READS
+from whalepod.kvstore.native_writes import NATIVE_WRITES, Draft, Sending
+from whalepod.kvstore.pipeline import Batch, write_values
+from whalepod.kvstore.redis_transport import set_commands
+from whalepod.kvstore.resp import Reply, RespConnection
+from whalepod.kvstore.settings import StoreSettings
+from whalepod.kvstore.transport import ValueToWrite
+from whalepod.kvstore.value_format import BytesLike, Header, parse_header
+from whalepod.kvstore.value_mac import ValueMac
+from whalepod.kvstore.value_writer import ValueWriter
+
+KEYS = chain(6)
+STORED: dict[bytes, Reply] = {
+    b"+OK\r\n": b"OK",
+    b"$-1\r\n": None,
+    b"_\r\n": None,
+    b"-OOM full\r\n": ErrorReply("OOM", "full"),
+    b">1\r\n+m\r\n+OK\r\n": b"OK",
+    b"$2\r\nOK\r\n": b"OK",
+    b":1\r\n": 1,
+}
+"""Answers, and what they mean."""
+
+
+@pytest.fixture(params=["native", "python"], autouse=True)
+def half(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    if request.param == "python":
+        monkeypatch.setattr(pipeline, "NATIVE_WRITES", None)
+    elif NATIVE_WRITES is None:
+        pytest.skip("the native half was not built here")
+    return request.param
+
+
+def test_the_native_halves_are_there_where_a_compiler_is() -> None:
+    built = NATIVE_READS is not None and NATIVE_WRITES is not None
+    assert built or compiler() is None, "they were not built: `make venv` or `python -m tests.native_build`"
+
+
+@dataclass
+class Wrote:
+    """What came of storing `KEYS`."""
+
+    replies: list[Reply] = field(default_factory=list[Reply])
+    fault: StoreFault | None = None
+    late_s: float = 0.0
+
+
+def value_of(key: BlockKey, *, mac: ValueMac | None = None, pieces: int = 1) -> ValueToWrite:
+    writer = ValueWriter(NAMESPACE, LAYOUT, Incarnation(1), StoreSettings(), SYSTEM_CLOCK, mac)
+    payload, cut = payload_of(key), LAYOUT.payload_bytes // pieces
+    parts: list[BytesLike] = [payload[at * cut : (at + 1) * cut if at < pieces - 1 else None] for at in range(pieces)]
+    return writer.block(key, tuple(parts), exact=True, owner=7)
+
+
+def write(
+    serve: Callable[[socket.socket], None],
+    values: Sequence[ValueToWrite] = (),
+    *,
+    deadline: Deadline | None = None,
+) -> Wrote:
+    """Store `values` with a server that does as `serve` does."""
+    ours, theirs = socket.socketpair()
+    deadline, wrote = deadline or soon(), Wrote()
+    values = values or [value_of(key) for key in KEYS]
+    thread = threading.Thread(target=serve, args=(theirs,))
+    thread.start()
+    try:
+        batch, commands = Batch(range(len(values))), set_commands(values, only_if_absent=True)
+        wrote.replies.extend(write_values(RespConnection(ours), batch, values, *commands, deadline=deadline))
+    except StoreFault as fault:
+        wrote.fault = fault
+    wrote.late_s = -deadline.remaining_s() if deadline.expired else 0.0
+    ours.close()
+    thread.join()
+    theirs.close()
+    return wrote
+
+
+def answers(replies: Sequence[bytes], commands: list[list[bytes]]) -> Callable[[socket.socket], None]:
+    """A server that notes commands and gives these replies, each in its own time."""
+
+    def serve(theirs: socket.socket) -> None:
+        with theirs.makefile("rb") as stream:
+            for reply in replies:
+                commands.append(read_command(stream))
+                theirs.sendall(reply)
+
+    return serve
+
+
+def verified(value: bytes, key: BlockKey) -> bool:
+    header = parse_header(value[:256])
+    assert isinstance(header, Header)
+    refusal = header.block_refusal(key, namespace=NAMESPACE, layout=LAYOUT, value_bytes=len(value))
+    return (refusal, header.payload_refusal([value[header.header_bytes - 64 * bool(header.flags & 16) :]])) == (
+        None,
+        None,
+    )
+
+
+@pytest.mark.parametrize("variant", ["plain", "signed", "in pieces", "made before"])
+def test_values_arrive_whole_and_as_their_headers_say(variant: str) -> None:
+    mac = ValueMac(b"m" * 32) if variant == "signed" else None
+    values = [value_of(key, mac=mac, pieces=3 if variant == "in pieces" else 1) for key in KEYS]
+    if variant == "made before":
+        assert all(value.pieces for value in values)
+    commands: list[list[bytes]] = []
+    assert write(answers([b"+OK\r\n"] * 6, commands), values).replies == [b"OK"] * 6
+    for key, value, words in zip(KEYS, values, commands, strict=True):
+        assert [words[0], words[1], *words[3:]] == [b"SET", value.key, b"NX", b"PX", b"%d" % value.life_ms]
+        assert verified(words[2], key)
+        assert words[2].endswith(payload_of(key))
+
+
+def test_any_mixture_of_answers_in_any_pieces_is_understood_alike_by_both(monkeypatch: pytest.MonkeyPatch) -> None:
+    draw = Random(11)
+    for _ in range(30):
+        monkeypatch.setattr(pipeline, "IN_FLIGHT_BYTES", draw.choice((1, 2, 3, 100)) * LAYOUT.payload_bytes)
+        given = [draw.choice(list(STORED)) for _ in KEYS]
+        commands: list[list[bytes]] = []
+        wrote = write(answers(given, commands))
+        assert (wrote.replies, wrote.fault) == ([STORED[answer] for answer in given], None)
+        assert all(verified(words[2], key) for words, key in zip(commands, KEYS, strict=True))
+
+
+def test_answers_that_come_at_once_or_byte_by_byte_are_understood() -> None:
+    stream = b"+OK\r\n$-1\r\n-OOM full\r\n_\r\n+OK\r\n$-1\r\n"
+
+    def drip(theirs: socket.socket) -> None:
+        with theirs.makefile("rb") as commands:
+            for _ in KEYS:
+                read_command(commands)
+        theirs.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+        for at in range(len(stream)):
+            theirs.sendall(stream[at : at + 1])
+
+    assert write(drip).replies == [b"OK", None, ErrorReply("OOM", "full"), None, b"OK", None]
+
+
+@pytest.mark.parametrize(
+    ("stream", "reason"),
+    [
+        (b"+OK\r\n", FaultReason.RESET),
+        (b"+OK\r\n+O", FaultReason.RESET),
+        (b"+OK\r\n?\r\n", FaultReason.PROTOCOL),
+        (b"+OK\r\n$-2x\r\n", FaultReason.PROTOCOL),
+        (b"+OK\r\n$99999999999999999\r\n", FaultReason.PROTOCOL),
+        (b"+OK\r\n" + b"*1\r\n" * 9, FaultReason.PROTOCOL),
+    ],
+)
+def test_what_was_answered_before_a_broken_stream_counts(stream: bytes, reason: FaultReason) -> None:
+    def serve(theirs: socket.socket) -> None:
+        theirs.sendall(stream)
+        theirs.shutdown(socket.SHUT_WR)
+        while theirs.recv(1 << 16):
+            pass
+
+    wrote = write(serve)
+    assert wrote.fault is not None
+    assert (wrote.replies, wrote.fault.reason) == ([b"OK"], reason)
+
+
+def test_a_server_that_goes_away_in_the_middle_of_a_value_is_a_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+    def serve(theirs: socket.socket) -> None:
+        theirs.recv(3000)
+        theirs.close()
+
+    monkeypatch.setattr(pipeline, "IN_FLIGHT_BYTES", 100 << 20)
+    wrote = write(serve, [value_of(key) for key in KEYS * 20])
+    assert wrote.fault is not None
+    assert (wrote.replies, wrote.fault.reason) == ([], FaultReason.RESET)
+
+
+@pytest.mark.parametrize("reads", ["nothing", "slowly", "all"])
+def test_a_server_that_stops_ends_it_at_the_deadline(reads: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It takes nothing, or a little now and then, or everything and answers nothing."""
+    monkeypatch.setattr(pipeline, "IN_FLIGHT_BYTES", 100 << 20)
+    done = threading.Event()
+
+    def serve(theirs: socket.socket) -> None:
+        while not done.wait(0 if reads == "all" else 0.02):
+            if reads != "nothing" and not theirs.recv(1000):
+                return
+
+    values = [value_of(key) for key in KEYS * 20]
+    late_s: list[float] = []
+    # What is late by its making is so every time, what a busy machine holds up is not.
+    while len(late_s) < 3 and (not late_s or late_s[-1] >= LATE_S):
+        deadline = Deadline.after(0.2)
+        ender = threading.Timer(0.5, done.set)
+        ender.start()
+        wrote = write(serve, values, deadline=deadline)
+        ender.cancel()
+        ender.join()
+        assert wrote.fault is not None
+        assert (wrote.replies, wrote.fault.reason) == ([], FaultReason.TIMEOUT)
+        late_s.append(wrote.late_s)
+        done.clear()
+    assert late_s[-1] < LATE_S, late_s
+
+
+@dataclass(frozen=True)
+class _Bare:
+    """Any value."""
+
+    payload: bytes
+
+    def draft(self) -> Draft:
+        return Draft(bytes(256), self.payload, stamp=True)
+
+
+def test_the_hash_that_is_stamped_is_xxh3_of_any_length(half: str) -> None:
+    if half == "python" or NATIVE_WRITES is None:
+        pytest.skip("of the native half")
+    draw = Random(3)
+    lengths = [*range(0, 300, 7), 240, 241, *range(960, 1153, 16), 1023, 1025, 2047, 2048, 2049, 99_999]
+    payloads = [draw.randbytes(length) for length in lengths]
+    count = len(payloads)
+    ours, theirs = socket.socketpair()
+    received: list[bytes] = []
+
+    def serve() -> None:
+        with theirs.makefile("rb") as stream:
+            for length in lengths:
+                received.append(stream.read(256 + length))
+                theirs.sendall(b"+OK\r\n")
+
+    thread = threading.Thread(target=serve)
+    thread.start()
+    sending = Sending(NATIVE_WRITES, [_Bare(each) for each in payloads], [b""] * count, [b""] * count, ahead=3)
+    connection = RespConnection(ours)
+    while sending.answered < len(payloads):
+        assert connection.write_values(sending, deadline=soon()).fault is None
+    sending.close()
+    thread.join()
+    ours.close()
+    theirs.close()
+    assert [value[256:] for value in received] == payloads
+    stamped = [int.from_bytes(value[112:120], "little") for value in received]
+    assert stamped == [xxhash.xxh3_64_intdigest(payload) for payload in payloads]
