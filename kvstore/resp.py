@@ -28,6 +28,8 @@ Reply = int | bytes | ErrorReply | list["Reply"] | None
 
 READ_AHEAD_BYTES: Final = 2048
 """Read at once when a line is awaited. What belongs to a value is copied from here, so it should be small."""
+ERROR_CHARS_MAX: Final = 200
+"""Of an error's message; it goes into logs, and a server may say anything."""
 LINE_BYTES_MAX: Final = 16 << 10
 SMALL_BULK_BYTES_MAX: Final = 1 << 20
 ARRAY_ITEMS_MAX: Final = 1 << 16
@@ -221,7 +223,7 @@ class RespConnection:
             return rest
         if kind == b"-":
             code, _, message = rest.decode("utf-8", "replace").partition(" ")
-            return ErrorReply(code, message)
+            return ErrorReply(code, message[:ERROR_CHARS_MAX])
         if kind == b":":
             return _integer(rest)
         if kind == b"_":

@@ -52,6 +52,7 @@ REPLIES = [
     (b"*-1\r\n", None),
     (b"_\r\n", None),
     (b"-OOM command not allowed\r\n", ErrorReply("OOM", "command not allowed")),
+    (b"-ERR " + b"y" * 3000 + b"\r\n", ErrorReply("ERR", "y" * 200)),
     (b"*3\r\n:1\r\n$1\r\na\r\n*1\r\n_\r\n", [1, b"a", [None]]),
     (b"*0\r\n", []),
     (b">2\r\n+invalidate\r\n*1\r\n+k\r\n+OK\r\n", b"OK"),
