@@ -16,18 +16,12 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
-from wsgiref.simple_server import WSGIServer
 
-import grpc
-from grpc_health.v1 import health, health_pb2, health_pb2_grpc
-from grpc_reflection.v1alpha import reflection
-from prometheus_client import REGISTRY, start_http_server
+from prometheus_client import REGISTRY
 
-from whalepod import __version__
-from whalepod.core.clock import SYSTEM_CLOCK, Clock, Deadline
+from whalepod.core.clock import SYSTEM_CLOCK, Clock
 from whalepod.core.credentials import ClusterSecret
 from whalepod.core.errors import ConfigError, InternalError
-from whalepod.core.ids import Incarnation, RankId, mint_incarnation
 from whalepod.engine.inline_spans import inline_spans
 from whalepod.engine.interface import Fidelity, RankLoad, StepEvent
 from whalepod.engine.memory_plan import plan_memory, vision_bytes
@@ -38,64 +32,19 @@ from whalepod.engine.rank_shape import RankShape
 from whalepod.model.config import ModelConfig
 from whalepod.model.tensor_layout import ModelRole
 
-from .config import METRICS_PORT_OFFSET, ClusterConfig, DecodeSettings, PrefillSettings, join_address
+from .config import ClusterConfig, DecodeSettings, PrefillSettings
 from .fault_switch import FaultServicer, FaultSwitch
-from .grpc_options import server_options
 from .machine_memory import machine_memory
-from .rank_addresses import rank_port
 from .rank_group import RankGroup, seat_of
 from .rank_metrics import LoadCollector, count_events, count_work
+from .rank_server import RankIdentity, RankServer, ServedPart
 from .rank_spans import RankSpans, SpanOptions
-from .registrar import Registrar
 from .registration import RankInfo, RankRole
-from .static_ranks import RankServicer
 from .store_connection import RankStore, connect_rank_store
 from .tracing import configure_tracing
 from .vision_orders import VisionCaller
 
 log = logging.getLogger(__name__)
-
-DRAIN_POLL_S = 0.05
-SERVER_GRACE_S = 1.0
-BIND_PATIENCE_S = 3.0
-BIND_PAUSE_S = 0.5
-
-
-@dataclass(frozen=True, slots=True)
-class RankIdentity:
-    """Which rank a process is. `rank_id` survives a restart, `incarnation` does not."""
-
-    rank_id: RankId
-    index: int
-    """In its pool, from 0."""
-    role: RankRole
-    pool: str
-    host: str
-    port: int
-    address: str
-    incarnation: Incarnation
-    model_name: str
-
-    @property
-    def metrics_port(self) -> int:
-        return self.port + METRICS_PORT_OFFSET
-
-
-def rank_identity(config: ClusterConfig, role: RankRole, index: int) -> RankIdentity:
-    """Rank `index` (from 0) of the pool of `role`."""
-    pool = "prefill" if role.is_prefill else role.value
-    port = rank_port(config, pool, index)
-    return RankIdentity(
-        rank_id=RankId(f"{pool}-{index}"),
-        index=index,
-        role=role,
-        pool=pool,
-        host=config.host,
-        port=port,
-        address=join_address(config.reachable_host, port),
-        incarnation=mint_incarnation(),
-        model_name=config.model_name,
-    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,27 +61,11 @@ class RankContext:
     """Where other ranks read what this one has published; empty: nowhere."""
 
 
-class RankService(Protocol):
-    """The gRPC service of a role. Everything here runs on the event loop."""
-
-    @property
-    def name(self) -> str:
-        """Full protobuf name."""
-        ...
-
-    @property
-    def requests_live(self) -> int:
-        """Requests that somebody waits for."""
-        ...
-
-    def register(self, server: grpc.aio.Server) -> None: ...
+class RankService(ServedPart, Protocol):
+    """The gRPC service of a role."""
 
     def deliver(self, events: Sequence[StepEvent], load: RankLoad) -> None:
         """What one engine step produced."""
-        ...
-
-    def start_draining(self) -> None:
-        """Refuse new requests from now on."""
         ...
 
 
@@ -174,24 +107,20 @@ class RankProcess:
         self._secret = config.cluster_secret()
         self._seat = seat_of(config, is_prefill=identity.role.is_prefill, index=identity.index)
         self._loop = asyncio.get_running_loop()
-        self._health = health.aio.HealthServicer()  # pyright: ignore[reportAttributeAccessIssue]  # set at import
-        self._server = grpc.aio.server(options=server_options())
-        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
+        self._server = RankServer(config, identity, clock=clock)
         self._failure: asyncio.Future[BaseException] = self._loop.create_future()
-        self._draining = False
         self._faults = FaultSwitch(clock=clock) if config.fault_injection else None
         self._model: RankModel | None = None
         self._engine: EngineRank | None = None
         self._spans: RankSpans | None = None
         self._store: RankStore | None = None
         self._service: RankService | None = None
-        self._registrar: Registrar | None = None
         self._group: RankGroup | None = None
-        self._metrics: tuple[WSGIServer, LoadCollector] | None = None
+        self._collector: LoadCollector | None = None
 
     async def start(self, make_service: Callable[[RankContext], RankService]) -> None:
         """Ports first: a taken port should cost no loading of weights."""
-        await bind_rank(self._server, self._identity, clock=self._clock)
+        await self._server.bind()
         if self._seat is not None:
             self._group = RankGroup(
                 self._config,
@@ -201,7 +130,7 @@ class RankProcess:
                 secret=self._secret,
                 clock=self._clock,
             )
-            self._group.register(self._server)
+            self._group.register(self._server.server)
         with ThreadPoolExecutor(max_workers=1) as loader:
             engine = await self._loop.run_in_executor(loader, self._load_engine)
         assert self._model is not None
@@ -216,29 +145,17 @@ class RankProcess:
             self._store.direct_address,
         )
         self._service = make_service(context)
-        self._service.register(self._server)
-        RankServicer(self.describe, secret=self._secret).register(self._server)
         if self._faults is not None:
             log.warning("this rank takes orders of `whalepod fault` (fault_injection): not for production")
             rank_id = self._identity.rank_id
-            FaultServicer(rank_id, self._faults, secret=self._secret, clock=self._clock).register(self._server)
-        reflection.enable_server_reflection(
-            (self._service.name, health.SERVICE_NAME, reflection.SERVICE_NAME), self._server
-        )
+            FaultServicer(rank_id, self._faults, secret=self._secret, clock=self._clock).register(self._server.server)
         engine.start()
-        await self._server.start()
+        await self._server.listen(self._service, self.describe)
         if self._group is not None:
             await self._group.start()
-        await self._set_health(serving=True)
-        self._serve_metrics(engine)
-        self._registrar = Registrar(
-            redis_url=self._config.redis_url_or_embedded,
-            secret=self._secret,
-            describe=self.describe,
-            clock=self._clock,
-        )
-        await self._registrar.start()
-        log.info("rank is ready", extra={"rank": self._identity.rank_id, "address": self._identity.address})
+        self._collector = LoadCollector(engine.load, self._model.network.engram_reads)
+        REGISTRY.register(self._collector)
+        await self._server.join()
 
     async def serve_until(self, stop: asyncio.Event) -> None:
         """Raises InternalError if the engine breaks first."""
@@ -252,22 +169,11 @@ class RankProcess:
 
     async def drain(self, seconds: float) -> None:
         """Leave placement, then let what is here finish, at most so long."""
-        assert self._service is not None
-        assert self._registrar is not None
-        self._draining = True
-        self._service.start_draining()
-        await self._set_health(serving=False)
-        await self._registrar.announce()
-        deadline = Deadline.after(seconds, self._clock)
-        while self._service.requests_live and not deadline.expired and not self._failure.done():
-            await asyncio.sleep(DRAIN_POLL_S)
-        if self._service.requests_live:
-            log.warning("draining took too long", extra={"requests": self._service.requests_live})
+        await self._server.drain(seconds, broken=self._failure.done)
 
     async def close(self) -> None:
         """Stop whatever has started. The engine ends what is left with WorkerLostError while the server still talks."""
-        if self._registrar is not None:
-            await self._registrar.stop()
+        await self._server.leave()
         if self._group is not None:
             await self._group.stop()
         if self._engine is not None:
@@ -275,12 +181,9 @@ class RankProcess:
             await asyncio.sleep(0)  # what the engine reported last is on its way to the event loop
         if self._spans is not None:
             self._spans.close()
-        await self._server.stop(SERVER_GRACE_S)
-        if self._metrics is not None:
-            server, collector = self._metrics
-            REGISTRY.unregister(collector)
-            await asyncio.to_thread(server.shutdown)
-            server.server_close()
+        await self._server.close()
+        if self._collector is not None:
+            REGISTRY.unregister(self._collector)
         if self._store is not None:
             self._store.close()
 
@@ -288,22 +191,12 @@ class RankProcess:
         assert self._engine is not None
         limits = self._engine.limits
         allowed = self._config.fidelity.allowed
-        return RankInfo(
-            rank_id=self._identity.rank_id,
-            role=self._identity.role,
-            pool=self._identity.pool,
-            address=self._identity.address,
-            incarnation=self._identity.incarnation,
-            model=self._identity.model_name,
+        return self._server.described(
             namespace=limits.namespace,
             layout=limits.layout,
             context_tokens_max=limits.context_tokens_max,
             fidelities=tuple(fidelity for fidelity in limits.fidelities if fidelity in allowed),
-            version=__version__,
-            time_unix_ms=self._clock.unix_ms(),
             load=self._engine.load(),
-            draining=self._draining,
-            reads_batches=True,
         )
 
     def _load_engine(self) -> EngineRank:
@@ -392,43 +285,6 @@ class RankProcess:
     def _fail(self, error: BaseException) -> None:
         if not self._failure.done():
             self._failure.set_result(error)
-
-    async def _set_health(self, *, serving: bool) -> None:
-        assert self._service is not None
-        status = health_pb2.HealthCheckResponse.SERVING if serving else health_pb2.HealthCheckResponse.NOT_SERVING
-        for name in ("", self._service.name):
-            await self._health.set(name, status)
-
-    def _serve_metrics(self, engine: EngineRank) -> None:
-        server = serve_rank_metrics(self._identity)
-        assert self._model is not None
-        collector = LoadCollector(engine.load, self._model.network.engram_reads)
-        REGISTRY.register(collector)
-        self._metrics = (server, collector)
-
-
-async def bind_rank(server: grpc.aio.Server, identity: RankIdentity, *, clock: Clock) -> None:
-    """A rank that is started again may meet its predecessor's port for a moment. Raises ConfigError."""
-    address = join_address(identity.host, identity.port)
-    patience = Deadline.after(BIND_PATIENCE_S, clock)
-    while True:
-        try:
-            server.add_insecure_port(address)
-            return
-        except RuntimeError:
-            if patience.expired:
-                name, pool = identity.rank_id, identity.pool
-                raise ConfigError(f"{name} cannot listen on {address} ({pool}.port): is it in use?") from None
-        await asyncio.sleep(BIND_PAUSE_S)
-
-
-def serve_rank_metrics(identity: RankIdentity) -> WSGIServer:
-    """Raises ConfigError if the port is taken."""
-    port = identity.metrics_port
-    try:
-        return start_http_server(port, addr=identity.host)[0]
-    except OSError as error:
-        raise ConfigError(f"the metrics of {identity.rank_id} cannot listen on port {port}: {error}") from None
 
 
 def rank_options(config: ClusterConfig, role: RankRole, model: ModelConfig) -> RankOptions:

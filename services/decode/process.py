@@ -6,7 +6,8 @@ import asyncio
 from collections.abc import Callable
 
 from whalepod.cluster.config import ClusterConfig
-from whalepod.cluster.rank_process import rank_identity, run_rank
+from whalepod.cluster.rank_process import run_rank
+from whalepod.cluster.rank_server import rank_identity
 from whalepod.cluster.registration import RankInfo, RankRole
 
 from .servicer import DecodeServicer

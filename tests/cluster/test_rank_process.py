@@ -10,7 +10,8 @@ import pytest
 from tests.services.rank_world import running_rank, world_config
 from whalepod.cluster.config import METRICS_PORT_OFFSET
 from whalepod.cluster.embedded_redis import EmbeddedRedis
-from whalepod.cluster.rank_process import rank_identity, rank_options
+from whalepod.cluster.rank_process import rank_options
+from whalepod.cluster.rank_server import rank_identity
 from whalepod.cluster.registration import RankRole
 from whalepod.core.errors import ConfigError
 from whalepod.model.config import ModelConfig

@@ -40,7 +40,7 @@ from whalepod.cluster.config import DIRECT_PORT_OFFSET, METRICS_PORT_OFFSET
 from whalepod.cluster.config_sources import settings, unknown_variables
 from whalepod.cluster.embedded_redis import find_redis_server
 from whalepod.cluster.jobs.job_cluster import add_cluster_arguments
-from whalepod.cluster.rank_process import SERVER_GRACE_S
+from whalepod.cluster.rank_server import SERVER_GRACE_S
 from whalepod.services.router.http_server import CLOSE_GRACE_S
 from whalepod.services.router.openapi import READS
 

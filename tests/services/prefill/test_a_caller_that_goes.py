@@ -10,7 +10,8 @@ from tests.engine.engine_world import prompt_of, tiny_model
 from tests.engine.memory_store import MemoryStore
 from tests.engine.started_rank import StartedRank
 from tests.services.rank_world import SECRET, TestRouter, world_config
-from whalepod.cluster.rank_process import RankContext, rank_identity
+from whalepod.cluster.rank_process import RankContext
+from whalepod.cluster.rank_server import rank_identity
 from whalepod.cluster.registration import RankInfo, RankRole
 from whalepod.core.clock import SYSTEM_CLOCK, Deadline
 from whalepod.core.credentials import ClusterSecret
