@@ -8,7 +8,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help venv lock clean corpus train-tiny serve test test-all bench-peers mutants lint format docs proto proto-check chart-test prom-test
+.PHONY: help venv lock clean corpus train-tiny serve test test-all bench-peers mutants lint format docs proto proto-check chart-test dashboard-test prom-test
 
 BIN := .venv/bin
 PYTHON ?=
@@ -111,6 +111,9 @@ mutants: venv  ## plant bugs in copies of the sources and see which check notice
 
 chart-test: venv  ## lint, render and validate the Helm chart: every example, release name, Kubernetes version and value
 	@$(BIN)/python -m tests.deploy.chart_check
+
+dashboard-test: venv  ## the dashboard in a real Chromium beside a cluster (needs Debian's chromium)
+	@$(BIN)/python -m tests.e2e.dashboard_figures
 
 prom-test: venv  ## check alert rules, and let a real Prometheus scrape a cluster (needs Debian's prometheus)
 	@$(BIN)/python -m tests.deploy.live_series

@@ -150,4 +150,6 @@ def _print_how_to_use(cluster: LocalCluster, console: Console) -> None:
     key = "" if cluster.config.router.api_keys_file is None else "-H 'Authorization: Bearer KEY' "
     console.print(f"  curl -N {url} {key}-H 'Content-Type: application/json' -d {shlex.quote(json.dumps(body))}")
     console.print(f"  {_own_command()} chat --url {cluster.http_url}")
-    console.print(f"\nmetrics: {cluster.config.operator_url}/metrics    Ctrl-C stops everything that was started here")
+    operators = cluster.config.operator_url
+    console.print(f"\ndashboard: {operators}/dashboard    metrics: {operators}/metrics")
+    console.print("Ctrl-C stops everything that was started here")

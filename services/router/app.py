@@ -30,6 +30,7 @@ from .chat import ChatRequest, parse_chat
 from .chat_http import chat_answer, chat_frames
 from .completions import parse_completion
 from .completions_http import ResponseHead, completion_answer, completion_frames
+from .dashboard import Dashboard
 from .events_http import count_tokens, events_answer, events_frames
 from .front_door import Caller, FrontDoor
 from .http_body import BODY_BYTES_MAX, read_json_object
@@ -67,7 +68,7 @@ class HttpCall:
 
 
 Answer = Response | EventStream
-Page = Callable[[Request], Awaitable[Response]]
+Page = Callable[[Request], Awaitable[Answer]]
 Endpoint = Callable[[HttpCall], Awaitable[Answer]]
 
 
@@ -89,6 +90,7 @@ class HttpFront:
         self._authenticator = authenticator
         self._usage_log = usage_log
         self._operators_apart = operators_apart
+        self._dashboard = Dashboard(readiness)
         self._created = front.clock.unix_ms() // 1000
         self._gauges = RouterGauges(
             running=lambda: front.admission.running,
@@ -131,6 +133,8 @@ class HttpFront:
 
         return {
             "/metrics": self._metrics,
+            "/dashboard": self._dashboard_page,
+            "/dashboard/events": guarded(self._dashboard_events),
             "/workers": guarded(self._workers),
             "/health_generate": guarded(self._health_generate),
         }
@@ -138,7 +142,7 @@ class HttpFront:
     def _for(self, page: Page, scope: KeyScope) -> Page:
         """`page`, for those whose key has the scope."""
 
-        async def serve(request: Request) -> Response:
+        async def serve(request: Request) -> Answer:
             try:
                 self._authenticator.principal(request.headers, scope=scope)
             except ServingError as error:
@@ -245,6 +249,18 @@ class HttpFront:
     async def _metrics(self, request: Request) -> Response:
         del request
         return Response(exposition(self._gauges), media_type="text/plain; version=0.0.4; charset=utf-8")
+
+    async def _dashboard_page(self, request: Request) -> Response:
+        """Holds no data: those come as events, which need a key where one is needed."""
+        del request
+        return self._dashboard.page()
+
+    async def _dashboard_events(self, request: Request) -> Answer:
+        del request
+        try:
+            return await self._dashboard.events()
+        except ServingError as error:
+            return error_response(error)
 
     async def _workers(self, request: Request) -> Response:
         del request

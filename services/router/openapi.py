@@ -25,6 +25,7 @@ READS: dict[str, str] = {
     "/version": "The version.",
     "/workers": "The usable ranks.",
     "/metrics": "Prometheus metrics.",
+    "/dashboard": "A page for operators: ranks, requests and rates, live.",
 }
 CHAT_FIELDS = {
     "type": "object",

@@ -7,6 +7,7 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from functools import cache
 from typing import TypeVar
+from weakref import WeakSet
 
 from prometheus_client import Counter, Histogram
 
@@ -42,6 +43,14 @@ def _request_seconds(endpoint: str) -> Histogram:
     return REQUEST_SECONDS.labels(endpoint)
 
 
+_OPEN: WeakSet[RequestRecord] = WeakSet()
+
+
+def open_requests() -> list[RequestRecord]:
+    """Those of this process that have not ended."""
+    return list(_OPEN)
+
+
 class RequestRecord:
     """Ends once: the first outcome counts."""
 
@@ -65,7 +74,16 @@ class RequestRecord:
         self._principal = Principal()
         self._route: Route | None = None
         self._ended = False
+        _OPEN.add(self)
         self._span = start_span(f"request {endpoint}", traceparent, serves=True, attributes={"request": request_id})
+
+    @property
+    def age_s(self) -> float:
+        return self._clock.monotonic_s() - self._started_s
+
+    @property
+    def tenant(self) -> str:
+        return self._principal.tenant
 
     @property
     def traceparent(self) -> str:
@@ -83,6 +101,7 @@ class RequestRecord:
         if self._ended:
             return
         self._ended = True
+        _OPEN.discard(self)
         seconds = self._clock.monotonic_s() - self._started_s
         _requests(self.endpoint, outcome).inc()
         _request_seconds(self.endpoint).observe(seconds)

@@ -61,6 +61,8 @@ spec:
         {{- end }}
     - from:
         {{- include "whalepod.monitoringPeers" .root | nindent 8 }}
+        {{- /* for their dashboard */}}
+        {{- include "whalepod.peers" (dict "root" .root "roles" (list "router")) | nindent 8 }}
       ports:
         - port: {{ add .values.port 1000 }}
     {{- if dig .role "expert_parallel" false .root.Values.settings }}
