@@ -8,7 +8,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help venv lock clean corpus train-tiny serve test test-all bench-peers mutants lint format docs proto proto-check chart-test dashboard-test prom-test
+.PHONY: help venv lock clean corpus train-tiny serve test test-all bench-peers mutants lint format docs proto proto-check chart-test dashboard-test prom-test release-check
 
 BIN := .venv/bin
 PYTHON ?=
@@ -118,6 +118,9 @@ dashboard-test: venv  ## the dashboard in a real Chromium beside a cluster (need
 prom-test: venv  ## check alert rules, and let a real Prometheus scrape a cluster (needs Debian's prometheus)
 	@$(BIN)/python -m tests.deploy.live_series
 
+release-check: venv lint chart-test  ## versions, changelog, lock and generated files agree; writes build/sbom.json
+	@$(BIN)/python -m tests.release_check
+
 lint: venv proto-check  ## check format, lint, types and generated code
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
@@ -134,7 +137,6 @@ format: venv  ## format the sources and fix what lint can fix
 
 docs: venv  ## write the tables of docs/ that are read from the code, and the generated files of deploy/
 	$(BIN)/python -m tests.docs_tables
-	$(BIN)/python -m tests.deploy.generated_files
 
 PROTOS := $(sort $(wildcard proto/whalepod/rpc/*/v*/*.proto))
 # Writes the Python of every .proto below $(1), which names an import root.

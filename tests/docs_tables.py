@@ -126,3 +126,7 @@ def with_table(page: str, name: str, table: str) -> str:
 if __name__ == "__main__":
     for path, (name, table) in tables().items():
         path.write_text(with_table(path.read_text(encoding="utf-8"), name, table), encoding="utf-8")
+
+    from tests.deploy.generated_files import write_generated_files
+
+    write_generated_files()

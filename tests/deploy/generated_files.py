@@ -1,4 +1,4 @@
-"""Files of `deploy/` that are made from the code: `python -m tests.deploy.generated_files`, part of `make docs`."""
+"""Files of `deploy/` that are made from the code: `make docs` writes them (`tests/docs_tables.py`)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def generated_files() -> Mapping[Path, str]:
     return {SCHEMA_FILE: text(), RULES_FILE: rules_text(), **dashboards}
 
 
-if __name__ == "__main__":
+def write_generated_files() -> None:
     for path, content in generated_files().items():
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(content, encoding="utf-8")

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from tests.deploy.rendering import CHART
+from tests.deploy.values_schema import CHART
 
 DASHBOARDS_DIR = CHART / "files/dashboards"
 SCHEMA_VERSION = 39

@@ -9,7 +9,7 @@ from typing import Any
 
 import yaml
 
-from tests.deploy.rendering import CHART
+from tests.deploy.values_schema import CHART
 
 RULES_FILE = CHART / "files/rules.yaml"
 FAILED = "internal|worker_lost|unavailable|capacity|deadline|queue_full"
