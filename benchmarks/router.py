@@ -1,6 +1,6 @@
 """What the router costs: time to the first token, requests a second, processor time by prompt length, gaps of streams.
 
-    python benchmarks/router.py [--requests N] [--active N]
+    python benchmarks/router.py [--part first|cpu|active|gaps|peer …] [--requests N] [--active N] [--step-ms MS]
 
 The router as a process of its own over two stub decode ranks that answer at once, asked over HTTP. What it adds is its
 time to the first token less that of the same request to a stub rank over gRPC. Beside it `sglang-router`, which is Rust
@@ -19,12 +19,14 @@ import platform
 import signal
 import sys
 import tempfile
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import grpc
 import uvloop
-from router_cases.http_load import Answered, Connection, closed_loop, percentile, request_bytes
+from router_cases.http_load import Answered, Connection, closed_loop, open_loop, percentile, request_bytes
 from router_cases.processes import Started, sglang_router, whalepod_router
 
 from whalepod.cluster.grpc_options import channel_options
@@ -33,35 +35,52 @@ from whalepod.core.ids import mint_request_id
 from whalepod.rpc.common.v1 import common_pb2
 from whalepod.rpc.decode.v1 import decode_pb2, decode_pb2_grpc
 
+T = TypeVar("T")
+
 IDS = [300 + index % 1000 for index in range(1_000_000)]
 SHORT: dict[str, Any] = {"model": "whale", "prompt": IDS[:64], "max_tokens": 1, "temperature": 0}
 LENGTHS = {1_000: 60, 10_000: 40, 100_000: 12, 1_000_000: 3}
 WHOLE: dict[str, Any] = {**SHORT, "prompt": "The whale swam on, and the sea was quiet about it. " * 4}
 """What the peer takes too: it knows no prompts of ids."""
 TEXT = "The whale swam on, and the sea was quiet about it. "
-STEP_MS = 50.0
+PARTS = ("first", "cpu", "active", "gaps", "peer")
+ACTIVE_S = 8.0
+"""How long streams are active while others are measured."""
+NEWCOMERS_PER_S = 200
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--requests", type=int, default=2000, help="of each closed loop")
+    parser.add_argument("--part", choices=PARTS, action="append", help="only this; may be given several times")
     parser.add_argument("--active", type=int, default=400, help="streams that are active while others are measured")
+    parser.add_argument("--step-ms", type=float, default=50.0, help="between two tokens of an active stream")
     options = parser.parse_args()
+    parts = options.part or PARTS
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # what was started is ended
     print(f"machine: {platform.machine()}, {os.cpu_count()} cores for client, stubs and router together")
     figures: dict[str, float | None] = {}
     with tempfile.TemporaryDirectory(prefix="router-") as directory:
-        with whalepod_router(Path(directory), step_ms=0) as router:
-            uvloop.run(first_tokens(router, figures, requests=options.requests))
-            uvloop.run(processor_time(router, figures))
-        with whalepod_router(Path(directory), step_ms=STEP_MS) as router:
-            uvloop.run(active_streams(router, figures, streams=options.active))
-    with sglang_router() as peer:
-        figures["rps_c100_sglang_router"] = None
-        if peer is None:
-            print("sglang-router: not here; `make bench-peers` fetches it")
-        else:
-            uvloop.run(peer_rate(peer, figures, requests=options.requests))
+        if {"first", "cpu"} & set(parts):
+            with whalepod_router(Path(directory), step_ms=0) as router:
+                if "first" in parts:
+                    uvloop.run(first_tokens(router, figures, requests=options.requests))
+                if "cpu" in parts:
+                    uvloop.run(processor_time(router, figures))
+        if {"active", "gaps"} & set(parts):
+            with whalepod_router(Path(directory), step_ms=options.step_ms) as router:
+                load = ActiveLoad(router, streams=options.active, step_ms=options.step_ms)
+                if "active" in parts:
+                    uvloop.run(active_streams(load, figures))
+                if "gaps" in parts:
+                    uvloop.run(beside_long_prompts(load, figures))
+    if "peer" in parts:
+        with sglang_router() as peer:
+            figures["rps_c100_sglang_router"] = None
+            if peer is None:
+                print("sglang-router: not here; `make bench-peers` fetches it")
+            else:
+                uvloop.run(peer_rate(peer, figures, requests=options.requests))
     print(json.dumps({name: None if value is None else round(value, 3) for name, value in figures.items()}))
 
 
@@ -119,34 +138,56 @@ async def processor_time(router: Started, figures: dict[str, float | None]) -> N
             print(f"{length:>9,} tokens as {kind}: {cpu_ms:.2f} ms of processor time a request")
 
 
-async def active_streams(router: Started, figures: dict[str, float | None], *, streams: int) -> None:
-    """Streams that get a token every step: how late it is, alone and while prompts of a million tokens arrive; and the
-    first token of newcomers meanwhile."""
-    opened = await asyncio.gather(*(Connection.open(router.port) for _ in range(streams)))
-    request = request_bytes({**SHORT, "max_tokens": 160, "stream": True})
+@dataclass(frozen=True, slots=True)
+class ActiveLoad:
+    """Streams that get a token every step."""
+
+    router: Started
+    streams: int
+    step_ms: float
+
+    async def beside(self, others: Callable[[], Coroutine[Any, Any, T]]) -> tuple[T, list[float], float]:
+        """What `others` gives, while all streams are active; how late their tokens were, in ms; and how many tokens a
+        second of router time they are, with what the others cost."""
+        tokens = int(1000 * ACTIVE_S / self.step_ms)
+        request = request_bytes({**SHORT, "max_tokens": tokens, "stream": True})
+        opened = [await Connection.open(self.router.port) for _ in range(self.streams)]
+        before_s = self.router.cpu_s()
+        running = [asyncio.ensure_future(one.ask(request)) for one in opened]
+        await asyncio.sleep(ACTIVE_S / 4)
+        result = await others()
+        answers: list[Answered] = await asyncio.gather(*running)
+        rate = self.streams * tokens / max(1e-9, self.router.cpu_s() - before_s)
+        for one in opened:
+            one.close()
+        return result, [1000 * gap - self.step_ms for one in answers for gap in one.gaps_s[1:]], rate
+
+
+async def active_streams(load: ActiveLoad, figures: dict[str, float | None]) -> None:
+    """How late tokens are while newcomers come at a steady rate; and the first tokens of these."""
     newcomer = request_bytes({**SHORT, "max_tokens": 1, "stream": True})
-    before_s = router.cpu_s()
-    running = [asyncio.ensure_future(one.ask(request)) for one in opened]
-    await asyncio.sleep(1.0)
-    new, _ = await closed_loop(router.port, newcomer, connections=4, requests=100)
-    calm: list[Answered] = await asyncio.gather(*running)
-    tokens_s = streams * 160 / max(1e-9, router.cpu_s() - before_s)
-    running = [asyncio.ensure_future(one.ask(request)) for one in opened]
-    long = request_bytes({**SHORT, "prompt": IDS, "stream": True})
-    await closed_loop(router.port, long, connections=1, requests=4)
-    disturbed: list[Answered] = await asyncio.gather(*running)
-    for name, answers in (("gap_ms_p99", calm), ("gap_ms_p99_beside_1m", disturbed)):
-        late = [1000 * gap - STEP_MS for one in answers for gap in one.gaps_s[1:]]
-        figures[name] = percentile(late, 99)
-    figures["ttft_ms_p99_active"] = 1000 * percentile([one.first_s for one in new], 99) - STEP_MS
-    figures["tokens_per_core_s"] = tokens_s
-    print(
-        f"{streams} active streams: a token is late by p99 {figures['gap_ms_p99']:.1f} ms, beside prompts of a million "
-        f"ids {figures['gap_ms_p99_beside_1m']:.1f} ms; {tokens_s:.0f} tokens a second of router time; a newcomer's "
-        f"first token p99 {figures['ttft_ms_p99_active']:.1f} ms after its step"
+    new, late, rate = await load.beside(
+        lambda: open_loop(load.router.port, newcomer, per_s=NEWCOMERS_PER_S, seconds=ACTIVE_S / 2)
     )
-    for one in opened:
-        one.close()
+    figures["gap_ms_p99"] = percentile(late, 99)
+    figures["ttft_ms_p99_active"] = 1000 * percentile([one.first_s for one in new], 99) - load.step_ms
+    figures["tokens_per_core_s"] = rate
+    print(
+        f"{load.streams} active streams in steps of {load.step_ms:g} ms and {NEWCOMERS_PER_S} newcomers a second: a "
+        f"token is late by p99 {figures['gap_ms_p99']:.1f} ms, a newcomer's first token p99 "
+        f"{figures['ttft_ms_p99_active']:.1f} ms after its step; {rate:.0f} tokens a second of router time"
+    )
+
+
+async def beside_long_prompts(load: ActiveLoad, figures: dict[str, float | None]) -> None:
+    """How late tokens are while prompts of a million ids arrive, one after the other."""
+    long = request_bytes({**SHORT, "prompt": IDS, "stream": True})
+    (_, seconds), late, _ = await load.beside(lambda: closed_loop(load.router.port, long, connections=1, requests=4))
+    figures["gap_ms_p99_beside_1m"] = percentile(late, 99)
+    print(
+        f"{load.streams} active streams beside four prompts of a million ids in {seconds:.1f} s: a token is late by "
+        f"p99 {figures['gap_ms_p99_beside_1m']:.1f} ms, at most {max(late):.1f} ms"
+    )
 
 
 async def peer_rate(peer: Started, figures: dict[str, float | None], *, requests: int) -> None:

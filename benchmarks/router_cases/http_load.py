@@ -91,6 +91,27 @@ async def closed_loop(port: int, request: bytes, *, connections: int, requests: 
     return answers, seconds
 
 
+async def open_loop(port: int, request: bytes, *, per_s: float, seconds: float) -> list[Answered]:
+    """A request every 1/`per_s` seconds, whatever has become of those before it."""
+    idle: list[Connection] = []
+    answers: list[Answered] = []
+
+    async def ask() -> None:
+        connection = idle.pop() if idle else await Connection.open(port)
+        answers.append(await connection.ask(request))
+        idle.append(connection)
+
+    began_s = SYSTEM_CLOCK.monotonic_s()
+    asked: list[asyncio.Task[None]] = []
+    for index in range(int(per_s * seconds)):
+        await asyncio.sleep(max(0.0, began_s + index / per_s - SYSTEM_CLOCK.monotonic_s()))
+        asked.append(asyncio.create_task(ask()))
+    await asyncio.gather(*asked)
+    for connection in idle:
+        connection.close()
+    return answers
+
+
 def percentile(values: Sequence[float], percent: float) -> float:
     ordered = sorted(values)
     return ordered[min(len(ordered) - 1, int(len(ordered) * percent / 100))] if ordered else 0.0

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass, replace
 
 from whalepod.cluster.registration import RankInfo
@@ -38,6 +38,8 @@ from .rank_table import Claim
 from .router_metrics import HANDOFFS
 
 log = logging.getLogger(__name__)
+
+SIGN_INLINE_TOKENS_MAX = 16_384
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,14 +87,14 @@ class Attempt:
         number: int,
         legs: Legs,
         *,
-        ticket: common_pb2.SignedTicket,
+        sign: Callable[[], common_pb2.SignedTicket],
         stream: DecodeStream,
         prefills: PrefillClient,
     ) -> None:
         self._job = job
         self._number = number
         self._legs = legs
-        self._ticket = ticket
+        self._sign = sign
         self._stream = stream
         self._prefills = prefills
         self._inbox: Inbox = asyncio.Queue()
@@ -110,9 +112,10 @@ class Attempt:
         DeadlineError, InternalError.
         """
         try:
-            self._stream.start(self._job.request_id, self._number, self._ticket, self._inbox)
+            ticket = await self._ticket()
+            self._stream.start(self._job.request_id, self._number, ticket, self._inbox)
             if self._legs.prefill is not None:
-                self._prefill_task = asyncio.create_task(self._run_prefill(self._legs.prefill))
+                self._prefill_task = asyncio.create_task(self._run_prefill(self._legs.prefill, ticket))
             self._alarm = asyncio.get_running_loop().call_later(self._job.deadline.remaining_s(), self._ring)
             while True:
                 for progress in self._handle(await self._next_item(self._job.deadline)):
@@ -202,9 +205,14 @@ class Attempt:
     def _names(self) -> dict[str, object]:
         return {"internal_id": self._job.request_id, "attempt": self._number}
 
-    async def _run_prefill(self, rank: RankInfo) -> None:
+    async def _ticket(self) -> common_pb2.SignedTicket:
+        """Of a long prompt, signed by a worker thread: a million ids take 10 ms, in which streams would stand still."""
+        small = self._job.tokens <= SIGN_INLINE_TOKENS_MAX and not self._job.images
+        return self._sign() if small else await asyncio.to_thread(self._sign)
+
+    async def _run_prefill(self, rank: RankInfo, ticket: common_pb2.SignedTicket) -> None:
         try:
-            response = await self._prefills.run(rank, self._ticket, deadline=self._job.deadline)
+            response = await self._prefills.run(rank, ticket, deadline=self._job.deadline)
         except ServingError as error:
             self._inbox.put_nowait(PrefillFailed(error))
         else:

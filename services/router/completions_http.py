@@ -10,6 +10,7 @@ from whalepod.engine.interface import SampledToken
 
 from .completions import CompletionRequest, OpenCompletion, PreparedPrompt, open_completion
 from .front_door import Caller, FrontDoor
+from .http_errors import json_text
 from .http_stream import DONE_FRAME, data_frame
 from .language import Language
 from .request_record import RequestRecord
@@ -28,6 +29,11 @@ class ResponseHead:
     def completion(self, choices: list[dict[str, Any]], **more: object) -> dict[str, Any]:
         head = {"id": self.id, "object": "text_completion", "created": self.created, "model": self.model}
         return {**head, "choices": choices, **more}
+
+    def around_choice(self, **more: object) -> tuple[str, str]:
+        """The JSON of a completion of one choice, before that and after: encoded once for a stream's many chunks."""
+        before, _, after = json_text(self.completion([{}], **more)).rpartition("[{}]")
+        return before + "[", "]" + after
 
 
 async def completion_answer(
@@ -55,7 +61,7 @@ async def completion_frames(
     front: FrontDoor, request: CompletionRequest, caller: Caller, head: ResponseHead, record: RequestRecord
 ) -> AsyncGenerator[bytes, None]:
     """Server-sent events up to `[DONE]`. Raises ServingError; what was yielded before stands."""
-    nothing_yet: dict[str, Any] = {"usage": None} if request.include_usage else {}
+    begins, ends_with = head.around_choice(**({"usage": None} if request.include_usage else {}))
     async with open_completion(front, request, caller) as opened:
         choices = [
             _ChoiceJson(front.language, request, _prompt_of(opened, request, index)) for index in range(request.choices)
@@ -67,7 +73,7 @@ async def completion_frames(
                 choice = choices[index].end(event)
             elif (choice := choices[index].delta(event))["text"] == "" and not choices[index].speaks(event):
                 continue
-            yield data_frame(head.completion([{"index": index} | choice], **nothing_yet))
+            yield data_frame(begins + json_text({"index": index} | choice) + ends_with)
         usage = _total(ends, request)
         record.note_result(usage, ends[0].route)
     if request.include_usage:

@@ -73,7 +73,10 @@ class DecodeStream:
         if self._ended is not None:
             raise WorkerLostError(str(self._ended))
         self._inboxes[request_id, attempt] = inbox
-        self._outbox.put_nowait(decode_pb2.GenerateRequest(start=decode_pb2.Start(ticket=ticket)))
+        message = decode_pb2.GenerateRequest()
+        # Written where it is sent from: a message given to another one is encoded and decoded to get there.
+        message.start.ticket.ticket, message.start.ticket.mac = ticket.ticket, ticket.mac
+        self._outbox.put_nowait(message)
 
     def ready(self, request_id: RequestId, attempt: int, result: prefill_pb2.RunResponse | None) -> None:
         """Pass on what prefill left; None: the rank computes the prompt."""

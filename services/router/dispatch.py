@@ -11,6 +11,7 @@ import logging
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, aclosing
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import count
 
 from whalepod.cluster.error_codes import kind_of_error
@@ -211,7 +212,8 @@ class Dispatcher:
             setbacks.avoid.clear()
 
     def _attempt(self, job: Job, number: int, legs: Legs, vision: Sequence[RankInfo]) -> AsyncGenerator[Progress, None]:
-        ticket = sign_job(
+        sign = partial(
+            sign_job,
             job,
             attempt=number,
             decode=legs.decode,
@@ -224,7 +226,7 @@ class Dispatcher:
             job,
             number,
             legs,
-            ticket=ticket,
+            sign=sign,
             stream=self._streams.stream_to(legs.decode),
             prefills=self._prefills,
         ).run()

@@ -61,7 +61,9 @@ class PrefillClient:
         stub: Any = prefill_pb2_grpc.PrefillServiceStub(link.channel)
         link.calls += 1
         try:
-            response = await stub.Run(prefill_pb2.RunRequest(ticket=ticket), timeout=deadline.remaining_s())
+            request = prefill_pb2.RunRequest()
+            request.ticket.ticket, request.ticket.mac = ticket.ticket, ticket.mac
+            response = await stub.Run(request, timeout=deadline.remaining_s())
         except grpc.aio.AioRpcError as failure:
             error = error_from_rpc(failure)
             if isinstance(error, WorkerLostError):
