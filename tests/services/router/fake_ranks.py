@@ -251,7 +251,7 @@ class FakeDecode(decode_pb2_grpc.DecodeServiceServicer):
                     work = _open_ticket(request.start.ticket, self.server.rank_id, Work.GENERATE, self.seen)
                     key = (work.request_id, work.attempt)
                     mine[key] = asyncio.Queue()
-                    self.live[key] = asyncio.create_task(self._run(work, mine[key], out))
+                    self.live[key] = asyncio.create_task(self._run(work, self._behaviour_now(), mine[key], out))
                 case "ready":
                     ready = request.ready
                     handoff = handoff_from_proto(ready.result) if ready.HasField("result") else None
@@ -262,13 +262,21 @@ class FakeDecode(decode_pb2_grpc.DecodeServiceServicer):
                     self.seen.cancels.append(key)
                     self._drop(key)
 
-    async def _run(
-        self, work: EngineRequest, ready: asyncio.Queue[Handoff | None], out: asyncio.Queue[bytes | None]
-    ) -> None:
+    def _behaviour_now(self) -> Behaviour:
+        """Of a request that starts now: who waits for the start may ask for something else at once."""
         behaviour = replace(self.behaviour)
         if behaviour.deaths is not None:
             behaviour.die_after_tokens = behaviour.die_after_tokens if behaviour.deaths else None
             self.behaviour.deaths = max(0, behaviour.deaths - 1)
+        return behaviour
+
+    async def _run(
+        self,
+        work: EngineRequest,
+        behaviour: Behaviour,
+        ready: asyncio.Queue[Handoff | None],
+        out: asyncio.Queue[bytes | None],
+    ) -> None:
         try:
             if behaviour.refuse_with is not None:
                 _say(out, FinishedEvent(work.request_id, work.attempt, FinishReason.ERROR, behaviour.refuse_with))
