@@ -108,10 +108,17 @@ class StaticRanks:
             await cancel_and_wait(self._task)
         await asyncio.gather(*(channel.close() for channel in self._channels.values()))
 
+    async def add(self, address: str) -> None:
+        """One more address, asked at once. One that is known already is only asked."""
+        if address not in self._addresses:
+            self._addresses = (*self._addresses, address)
+        await self.poll()
+
     async def poll(self) -> None:
         """Ask every address once, all at a time, and take the answers in the order of the addresses."""
-        answers = await asyncio.gather(*map(self._ask, self._addresses))
-        for address, info in zip(self._addresses, answers, strict=True):
+        addresses = self._addresses
+        answers = await asyncio.gather(*map(self._ask, addresses))
+        for address, info in zip(addresses, answers, strict=True):
             if info is not None:
                 self._take(address, info)
         self._publish()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -51,6 +51,7 @@ from .request_record import OK, RequestRecord, recorded
 from .router_metrics import RouterGauges, exposition
 from .token_endpoints import detokenize, tokenize
 from .usage_log import UsageLog
+from .workers import Workers
 
 log = logging.getLogger(__name__)
 
@@ -83,14 +84,17 @@ class HttpFront:
         authenticator: Authenticator,
         usage_log: UsageLog | None = None,
         operators_apart: bool = False,
+        add_address: Callable[[str], Awaitable[None]] | None = None,
     ) -> None:
-        """`operators_apart`: what only operators need is in `admin_app` alone."""
+        """`operators_apart`: what only operators need is in `admin_app` alone. `add_address`: where ranks are found by
+        address, takes one more."""
         self._front = front
         self._readiness = readiness
         self._authenticator = authenticator
         self._usage_log = usage_log
         self._operators_apart = operators_apart
         self._dashboard = Dashboard(readiness)
+        self._workers = Workers(front.table, add_address=add_address)
         self._created = front.clock.unix_ms() // 1000
         self._gauges = RouterGauges(
             running=lambda: front.admission.running,
@@ -115,29 +119,34 @@ class HttpFront:
             "/v1/models/{model:path}": self._for(self._model, "generate"),
             "/openapi.json": self._openapi,
             **self._health(),
-            **({} if self._operators_apart else self._operators(needs_key=True)),
         }
-        return _application(post, get)
+        routes = [] if self._operators_apart else self._operators(needs_key=True)
+        return _application(post, [*_routes("GET", get), *routes])
 
     def admin_app(self) -> ASGIApp:
         """What operators are served, on a port that clients do not reach."""
-        return _application({}, {**self._health(), **self._operators(needs_key=False)})
+        return _application({}, [*_routes("GET", self._health()), *self._operators(needs_key=False)])
 
     def _health(self) -> dict[str, Page]:
         alive, ready = ("/livez", "/live", "/liveness"), ("/readyz", "/ready", "/readiness", "/health")
         return {"/version": self._version, **dict.fromkeys(alive, self._livez), **dict.fromkeys(ready, self._readyz)}
 
-    def _operators(self, *, needs_key: bool) -> dict[str, Page]:
+    def _operators(self, *, needs_key: bool) -> list[Route]:
         def guarded(page: Page) -> Page:
             return self._for(page, "admin") if needs_key else page
 
-        return {
+        pages = {
             "/metrics": self._metrics,
             "/dashboard": self._dashboard_page,
             "/dashboard/events": guarded(self._dashboard_events),
-            "/workers": guarded(self._workers),
+            "/workers": guarded(self._workers.get),
             "/health_generate": guarded(self._health_generate),
         }
+        return [
+            *_routes("GET", pages),
+            *_routes("POST", {"/workers": guarded(self._workers.post)}),
+            *_routes("DELETE", {"/workers/{rank:path}": guarded(self._workers.delete)}),
+        ]
 
     def _for(self, page: Page, scope: KeyScope) -> Page:
         """`page`, for those whose key has the scope."""
@@ -262,10 +271,6 @@ class HttpFront:
         except ServingError as error:
             return error_response(error)
 
-    async def _workers(self, request: Request) -> Response:
-        del request
-        return json_response({"workers": self._readiness.workers()})
-
     async def _livez(self, request: Request) -> Response:
         del request
         return json_response({"status": "alive"})
@@ -301,10 +306,14 @@ class HttpFront:
         }
 
 
-def _application(post: Mapping[str, Callable[[Request], Awaitable[Answer]]], get: Mapping[str, Page]) -> ASGIApp:
-    routes = [Route(path, endpoint, methods=["POST"]) for path, endpoint in post.items()]
-    routes += [Route(path, endpoint, methods=["GET"]) for path, endpoint in get.items()]
-    routed = Starlette(routes=routes, exception_handlers={HTTPException: _refused_by_routing})
+def _routes(method: str, pages: Mapping[str, Callable[[Request], Awaitable[Answer]]]) -> list[Route]:
+    return [Route(path, page, methods=[method]) for path, page in pages.items()]
+
+
+def _application(post: Mapping[str, Callable[[Request], Awaitable[Answer]]], routes: Sequence[Route]) -> ASGIApp:
+    routed = Starlette(
+        routes=[*_routes("POST", post), *routes], exception_handlers={HTTPException: _refused_by_routing}
+    )
 
     async def serve(scope: Scope, receive: Receive, send: Send) -> None:
         """What generates goes the short way: it leaves no exception to a framework, which would cost it 0.1 ms."""

@@ -7,6 +7,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from .body_models import CompletionBody, DetokenizeBody, SamplingBody, ServingBody, TokenizeBody
+from .workers import WorkerBody
 
 BODIES: dict[str, tuple[str, tuple[type[BaseModel], ...]]] = {
     "/v1/completions": ("Complete a text or token ids.", (CompletionBody, SamplingBody, ServingBody)),
@@ -16,6 +17,7 @@ BODIES: dict[str, tuple[str, tuple[type[BaseModel], ...]]] = {
     "/v1/messages/count_tokens": ("How long a conversation is for the model.", ()),
     "/tokenize": ("Token ids of a text or of a conversation.", (TokenizeBody,)),
     "/detokenize": ("The text of token ids.", (DetokenizeBody,)),
+    "/workers": ("Give a rank new work again, or use the one at an address.", (WorkerBody,)),
 }
 READS: dict[str, str] = {
     "/v1/models": "The served model.",
@@ -89,12 +91,13 @@ CONVERSATIONS = {
 def openapi_document(*, version: str) -> dict[str, Any]:
     """An OpenAPI 3.1 document."""
     paths: dict[str, Any] = {path: {"get": _operation(text)} for path, text in READS.items()}
+    paths["/workers/{rank}"] = {"delete": _operation("Give a rank no new work.")}
     for path, (text, models) in BODIES.items():
         schemas = [model.model_json_schema(ref_template="#/components/schemas/{model}") for model in models]
         if path in CONVERSATIONS:
             schemas.append(CONVERSATIONS[path])
         body = {"required": True, "content": {"application/json": {"schema": {"allOf": schemas}}}}
-        paths[path] = {"post": _operation(text) | {"requestBody": body}}
+        paths[path] = paths.get(path, {}) | {"post": _operation(text) | {"requestBody": body}}
     definitions: dict[str, Any] = {}
     for operations in paths.values():
         for operation in operations.values():

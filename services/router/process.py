@@ -104,6 +104,7 @@ class RouterProcess:
             authenticator=authenticator,
             usage_log=self._usage_log,
             operators_apart=config.router.admin_port is not None,
+            add_address=None if self._static is None else self._static.add,
         )
         self._http = [http_server(front.app(), tls=tls)]
         if config.router.admin_port is not None:

@@ -122,15 +122,15 @@ class RankTable:
 
     def prefill_ranks(self) -> list[RankInfo]:
         """Prefill ranks that take new work."""
-        return [info for info in self.ranks.values() if info.role.is_prefill and self._takes_work(info)]
+        return [info for info in self.ranks.values() if info.role.is_prefill and self.takes_work(info)]
 
     def decode_ranks(self) -> list[RankInfo]:
         """Decode ranks that take new work."""
-        return [info for info in self.ranks.values() if info.role is RankRole.DECODE and self._takes_work(info)]
+        return [info for info in self.ranks.values() if info.role is RankRole.DECODE and self.takes_work(info)]
 
     def vision_ranks(self) -> list[RankInfo]:
         """Vision ranks that take new work."""
-        return [info for info in self.ranks.values() if info.role is RankRole.VISION and self._takes_work(info)]
+        return [info for info in self.ranks.values() if info.role is RankRole.VISION and self.takes_work(info)]
 
     def room(self) -> int | None:
         """Requests that the decode ranks take at a time from this router, beside those of others; at least one each, so
@@ -169,8 +169,17 @@ class RankTable:
         self._directory.report_lost(info.rank_id, info.incarnation)
 
     def note_draining(self, info: RankInfo) -> None:
-        """The rank refused work because it drains. It takes none again: what comes in its place is another process."""
+        """The rank refused work because it drains, or an operator wants it so. It takes none again: what comes in its
+        place is another process."""
         self._said_draining[info.rank_id] = info.incarnation
+
+    def readmit(self, info: RankInfo) -> None:
+        """It takes work after all, unless it says itself that it drains."""
+        self._said_draining.pop(info.rank_id, None)
+        self.wake()
+
+    def takes_work(self, info: RankInfo) -> bool:
+        return not info.draining and self._said_draining.get(info.rank_id) != info.incarnation
 
     def wake(self) -> None:
         """The directory's ranks changed."""
@@ -184,9 +193,6 @@ class RankTable:
                 await self._changed.wait()
         except TimeoutError:
             return
-
-    def _takes_work(self, info: RankInfo) -> bool:
-        return not info.draining and self._said_draining.get(info.rank_id) != info.incarnation
 
     def _report(self, info: RankInfo) -> _Report:
         """The last reply's, unless the rank has registered again since; of one that says nothing any more, nothing."""

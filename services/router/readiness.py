@@ -7,7 +7,6 @@ from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any
 
-from whalepod.cluster.registration import RankRole
 from whalepod.core.errors import UnavailableError
 from whalepod.engine.interface import FinishReason
 from whalepod.engine.sampling_params import SamplingParams
@@ -69,22 +68,6 @@ class Readiness:
         if self.needs_prefill and not pools["prefill"]:
             reasons.append("no prefill rank is usable")
         return ReadinessReport(tuple(reasons), pools, self.registry_ok(), self.front.lookup.healthy)
-
-    def workers(self) -> list[dict[str, Any]]:
-        """The usable ranks, for operators."""
-        return [
-            {
-                "rank": info.rank_id,
-                "role": "decode" if info.role is RankRole.DECODE else info.role.value,
-                "address": info.address,
-                "draining": info.draining,
-                "running": info.load.running,
-                "waiting": info.load.waiting,
-                "context_tokens_max": info.context_tokens_max,
-                "version": info.version,
-            }
-            for info in sorted(self.front.table.ranks.values(), key=lambda info: info.rank_id)
-        ]
 
 
 async def generates_a_token(front: FrontDoor) -> None:

@@ -308,6 +308,11 @@ async def test_ranks_at_given_addresses_are_used_without_a_registry(model_dir: P
         answer = (await http.post("/v1/completions", json=body)).json()
         assert answer["choices"][0]["token_ids"] == expected_ids(PROMPT * 3, 4)
         assert len(prefill.seen.starts) == 1
+        another = FakeDecode("decode-1")
+        await another.server.start()
+        added = await http.post("/workers", json={"address": another.server.info().address})
+        assert [worker["rank"] for worker in added.json()["workers"]] == ["decode-0", "decode-1", "prefill-0"]
+        await another.server.kill()
         await prefill.server.kill()
         await until_ready_is(http, 503)
     await decode.server.kill()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 
 import pytest
@@ -80,6 +81,36 @@ async def test_health_generate_really_generates(router: RouterUnderTest, decode:
 async def test_workers_are_listed(router: RouterUnderTest) -> None:
     workers = (await router.http.get("/workers")).json()["workers"]
     assert [worker["rank"] for worker in workers] == ["decode-0", "prefill-0"]
+
+
+async def test_a_rank_that_is_taken_out_gets_no_new_work_until_it_is_put_back(
+    router: RouterUnderTest, decode: FakeDecode
+) -> None:
+    decode.behaviour.step = asyncio.Event()
+    running = asyncio.create_task(router.complete(max_tokens=3))
+    await until(lambda: decode.live)
+    workers = (await router.http.delete("/workers/decode-0")).json()["workers"]
+    assert [worker["draining"] for worker in workers] == [True, False]
+    assert (await router.http.get("/readyz")).status_code == 503
+    decode.behaviour.step.set()
+    assert (await running)["usage"]["completion_tokens"] == 3, "what it has goes on"
+    address = decode.server.info().address
+    assert (await router.http.post("/workers", json={"rank": "decode-0"})).status_code == 200
+    assert (await router.http.get("/readyz")).status_code == 200
+    assert (await router.http.delete(f"/workers/{address}")).json()["workers"][0]["draining"]
+    await router.http.post("/workers", json={"rank": address})
+    await router.complete(max_tokens=1)
+
+
+@pytest.mark.parametrize(
+    ("body", "status"),
+    [({}, 400), ({"rank": "decode-0", "address": "a:1"}, 400), ({"address": "a"}, 400), ({"rank": "decode-9"}, 404)],
+)
+async def test_what_is_no_worker_is_refused(router: RouterUnderTest, body: dict[str, str], status: int) -> None:
+    assert (await router.http.post("/workers", json=body)).status_code == status
+    assert (await router.http.delete("/workers/decode-9")).status_code == 404
+    registered = await router.http.post("/workers", json={"address": "127.0.0.1:1"})
+    assert registered.json()["error"]["param"] == "address", "ranks of this router register"
 
 
 async def test_the_served_model_is_listed_and_found_by_name(router: RouterUnderTest) -> None:
