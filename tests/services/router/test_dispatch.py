@@ -153,7 +153,7 @@ async def test_a_decode_rank_lost_while_prefill_runs_takes_the_prefill_along_to_
     prefill.behaviour.step = asyncio.Event()
     async with running_router(model_dir, [*ranks, prefill]) as router:
         asking = asyncio.create_task(answer_to(router, LONG))
-        await until(lambda: prefill.running)
+        await until(lambda: prefill.running and any(rank.seen.starts for rank in ranks))
         victim = ranks[0] if ranks[0].seen.starts else ranks[1]
         await victim.server.kill()
         await until(lambda: len(prefill.seen.starts) == 2)
