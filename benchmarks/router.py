@@ -1,6 +1,6 @@
 """What the router costs: time to the first token, requests a second, processor time by prompt length, gaps of streams.
 
-    python benchmarks/router.py [--part first|cpu|active|gaps|peer …] [--requests N] [--active N] [--step-ms MS]
+    python benchmarks/router.py [--part first|cpu|active|gaps|rank|peer …] [--requests N] [--active N] [--step-ms MS]
 
 The router as a process of its own over two stub decode ranks that answer at once, asked over HTTP. What it adds is its
 time to the first token less that of the same request to a stub rank over gRPC. Beside it `sglang-router`, which is Rust
@@ -27,7 +27,8 @@ from typing import Any, TypeVar
 import grpc
 import uvloop
 from router_cases.http_load import Answered, Connection, closed_loop, open_loop, percentile, request_bytes
-from router_cases.processes import Started, sglang_router, whalepod_router
+from router_cases.processes import PORT, Started, sglang_router, whalepod_router
+from router_cases.rank_side import step_costs
 
 from whalepod.cluster.grpc_options import channel_options
 from whalepod.core.clock import SYSTEM_CLOCK
@@ -43,7 +44,7 @@ LENGTHS = {1_000: 60, 10_000: 40, 100_000: 12, 1_000_000: 3}
 WHOLE: dict[str, Any] = {**SHORT, "prompt": "The whale swam on, and the sea was quiet about it. " * 4}
 """What the peer takes too: it knows no prompts of ids."""
 TEXT = "The whale swam on, and the sea was quiet about it. "
-PARTS = ("first", "cpu", "active", "gaps", "peer")
+PARTS = ("first", "cpu", "active", "gaps", "rank", "peer")
 ACTIVE_S = 8.0
 """How long streams are active while others are measured."""
 NEWCOMERS_PER_S = 200
@@ -74,6 +75,8 @@ def main() -> None:
                     uvloop.run(active_streams(load, figures))
                 if "gaps" in parts:
                     uvloop.run(beside_long_prompts(load, figures))
+    if "rank" in parts:
+        uvloop.run(rank_side(figures))
     if "peer" in parts:
         with sglang_router() as peer:
             figures["rps_c100_sglang_router"] = None
@@ -187,6 +190,17 @@ async def beside_long_prompts(load: ActiveLoad, figures: dict[str, float | None]
     print(
         f"{load.streams} active streams beside four prompts of a million ids in {seconds:.1f} s: a token is late by "
         f"p99 {figures['gap_ms_p99_beside_1m']:.1f} ms, at most {max(late):.1f} ms"
+    )
+
+
+async def rank_side(figures: dict[str, float | None]) -> None:
+    """What 256 streams cost the thread that steps a rank's engine, of steps of 50 ms."""
+    alone, loaded = await step_costs(PORT + 60, streams=256)
+    figures["rank_handover_ms"] = loaded.handover_ms
+    figures["rank_step_ms_more"] = loaded.step_ms - alone.step_ms
+    print(
+        f"256 streams and the thread that steps a rank: {loaded.handover_ms:.2f} ms of its own for a hand-over; a step "
+        f"of {alone.step_ms:.1f} ms takes {loaded.step_ms:.1f} ms beside their sending"
     )
 
 

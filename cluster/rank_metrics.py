@@ -58,19 +58,21 @@ BATCH_ROWS = Histogram(
 
 def count_events(events: Sequence[StepEvent]) -> None:
     """Count what one step produced."""
+    tokens = 0
     for event in events:
         match event:
             case PromptTokensEvent():
                 pass  # nothing was generated
             case TokensEvent():
-                TOKENS.inc(len(event.tokens))
+                tokens += len(event.tokens)
             case HandoffEvent():
                 HANDOFFS.labels(str(event.handoff.stored).lower()).inc()
-                TOKENS.inc(event.handoff.first_token is not None)
+                tokens += event.handoff.first_token is not None
             case FinishedEvent():
                 FINISHED.labels(event.reason.value).inc()
                 CACHED_TOKENS.inc(event.cached_tokens)
                 REPLAYED_TOKENS.inc(event.replayed_tokens)
+    TOKENS.inc(tokens)  # once: this runs on the thread that steps the engine
 
 
 def count_work(work: StepWork) -> None:

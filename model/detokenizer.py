@@ -49,6 +49,8 @@ class Detokenizer:
         return self._advance(self._decoder.decode(b"", final=True), last=True)
 
     def _advance(self, new: str, *, last: bool) -> str:
+        if not self._stop:
+            return new
         text = self._held + new
         match = self._first_stop(text)
         if match is not None:

@@ -51,8 +51,11 @@ class Answering(asyncio.Protocol):
             if len(self._buffer) < end + 4 + length:
                 return
             del self._buffer[: end + 4 + length]
-            body = json.dumps(ANSWERS.get(lines[0].split(" ")[1], {})).encode()
             assert self._transport is not None
+            if not lines[0].endswith(" HTTP/1.1"):  # asks for HTTP/2
+                self._transport.close()
+                return
+            body = json.dumps(ANSWERS.get(lines[0].split(" ")[1], {})).encode()
             answer = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n" % len(body)
             self._transport.write(answer + body)
 
