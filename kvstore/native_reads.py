@@ -1,6 +1,6 @@
 """The C half of reading values: `read_values.c`.
 
-places of a batch ──▶ whalepod_read_and_judge (no interpreter, no lock) ──▶ how many arrived as foreseen
+places of a batch ──▶ whalepod_ask_and_judge (no interpreter, no lock) ──▶ how many arrived as foreseen
 """
 
 from __future__ import annotations
@@ -60,7 +60,12 @@ class Arrived(NamedTuple):
 
 
 class _Requests(ctypes.Structure):
-    _fields_ = (("bytes", ctypes.c_char_p), ("sent", ctypes.c_int64), ("ahead", ctypes.c_int64))
+    _fields_ = (
+        ("bytes", ctypes.c_char_p),
+        ("sent", ctypes.c_int64),
+        ("ahead", ctypes.c_int64),
+        ("early", ctypes.c_int64),
+    )
 
 
 class NativeReads:
@@ -69,7 +74,7 @@ class NativeReads:
     def __init__(self, library: ctypes.CDLL) -> None:
         """Raises AttributeError if it is another library, or one of other sources: the name of its function goes with
         the layout of what is passed."""
-        self._read = library.whalepod_read_and_judge
+        self._read = library.whalepod_ask_and_judge
         self._read.argtypes = (
             ctypes.c_int, ctypes.c_void_p, ctypes.c_int64, ctypes.POINTER(_Requests), ctypes.POINTER(Ahead),
             ctypes.c_void_p, ctypes.c_int64, ctypes.POINTER(ctypes.c_int64),
@@ -86,10 +91,11 @@ class NativeReads:
         *,
         sent: int,
         ahead: int,
+        early: bool,
         timeout_s: float,
     ) -> Arrived:
-        """Read leading `values`; `sent` of their `requests` are on their way, `ahead` may be. `read_ahead`: a buffer,
-        and from where to where it holds what was received before."""
+        """Read leading `values`; `sent` of their `requests` are on their way, `ahead` may be; `early`: besides one
+        whose reply has begun. `read_ahead`: a buffer, and from where to where it holds what was received before."""
         heads, plains = bytearray(sum(value.head_bytes for value in values)), b"".join(v.plain for v in values)
         held = [_FirstByte.from_buffer(value.payload) for value in values]  # holds the buffers where they are
         held.append(first := _FirstByte.from_buffer(heads))
@@ -105,7 +111,7 @@ class NativeReads:
             plain_at += plain_bytes
         buffer, start, end = read_ahead
         held.append(ours := _FirstByte.from_buffer(buffer))
-        asked, done = _Requests(b"".join(requests), sent, ahead), ctypes.c_int64()
+        asked, done = _Requests(b"".join(requests), sent, ahead, early), ctypes.c_int64()
         received = Ahead(_address(ours), len(buffer), start, end)
         timeout_ns = min(int(timeout_s * 1e9), TIMEOUT_NS_MAX)
         at = places.buffer_info()[0]

@@ -32,9 +32,10 @@ written leaves the processor's cache before the other side of a local connection
 LOCAL_IN_FLIGHT_BYTES = 1 << 19
 """Of values on their way to a server on this machine, whose round trip is short."""
 LOCAL_AHEAD = 1
-"""Requests for values on their way to a server on this machine whose replies have not begun. A server that finds more
-makes all their replies before it sends the first, in memory that no cache holds and that it may have to map anew: two
-to four times its time a byte."""
+"""Requests for values on their way over one connection to a server on this machine. A server that finds more than two
+at once makes all their replies before it sends the first, in memory that no cache holds and that it may have to map
+anew: two to four times its time a byte. So a lone connection asks for the next value when a reply begins, several when
+it has ended."""
 ASKING = command(b"ASKING")
 
 
@@ -128,29 +129,45 @@ class Flight:
     """Sends requests in order, so many ahead of the answers as is good for the connection, one at least."""
 
     def __init__(
-        self, connection: RespConnection, requests: Sequence[bytes], *, item_bytes: int, deadline: Deadline
+        self,
+        connection: RespConnection,
+        requests: Sequence[bytes],
+        *,
+        item_bytes: int,
+        deadline: Deadline,
+        alone: bool = False,
     ) -> None:
-        """`item_bytes`: of one value, about."""
+        """`item_bytes`: of one value, about. `alone`: values come over no other connection."""
         self._connection = connection
         self._requests = requests
         self._deadline = deadline
         in_flight = max(1, IN_FLIGHT_BYTES // max(1, item_bytes))
         self._ahead = LOCAL_AHEAD if connection.is_local else in_flight
+        self._early = alone or not connection.is_local
         self._sent = 0
 
     def proceed(self, done: int) -> None:
-        """Send what may be on its way once `done` requests have been answered, or their replies have begun. Raises
-        StoreFault."""
+        """Send what may be on its way once `done` requests have been answered. Raises StoreFault."""
         until = min(len(self._requests), done + self._ahead)
         if self._sent < until and self._sent - done <= self._ahead // 2:
             self._connection.send([b"".join(self._requests[self._sent : until])], deadline=self._deadline)
             self._sent = until
 
+    def proceed_early(self, done: int) -> None:
+        """The same once reply number `done`, counted from 1, has begun."""
+        if self._early:
+            self.proceed(done)
+
     def receive(self, done: int, values: Sequence[Foreseen]) -> Arrived | None:
         """The values that arrive as foreseen after `done`. None: the native half was not built."""
         requests = self._requests[done : done + len(values)]
         arrived = self._connection.read_values(
-            values, requests, sent=self._sent - done, ahead=self._ahead, deadline=self._deadline
+            values,
+            requests,
+            sent=self._sent - done,
+            ahead=self._ahead,
+            early=self._early,
+            deadline=self._deadline,
         )
         if arrived is not None:
             self._sent = done + arrived.sent
@@ -231,7 +248,7 @@ def _take_any(
     item = batch.items[done - 1]
     batch.skip_asking(connection, deadline)
     length = connection.read_value_length(deadline=deadline)
-    flight.proceed(done)
+    flight.proceed_early(done)
     if isinstance(length, ErrorReply):
         batch.judged(item, length)
         if meaning_of(length) is Meaning.STRANGE:

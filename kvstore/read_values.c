@@ -27,11 +27,13 @@ struct value {
     int64_t verdict;
 };
 
-/* All requests, how many have been sent, and how many may be ahead of the replies. */
+/* All requests, how many have been sent, how many may be ahead of the replies, and whether a reply that has begun counts
+ * as one. */
 struct requests {
     const char *bytes;
     int64_t sent;
     int64_t ahead;
+    int64_t early;
 };
 
 enum { EXACT_FLAG = 1 };
@@ -91,8 +93,8 @@ static int proceed(
 
 /* Ask for `count` values and read them; `done` says how many are in place, whatever is returned. DONE with fewer: the
  * next reply is not as foreseen. After any other answer the connection is in doubt. */
-int whalepod_read_and_judge(int fd, struct value *values, int64_t count, struct requests *requests, struct ahead *ahead,
-                            hash_function *hash, int64_t timeout_ns, int64_t *done) {
+int whalepod_ask_and_judge(int fd, struct value *values, int64_t count, struct requests *requests, struct ahead *ahead,
+                           hash_function *hash, int64_t timeout_ns, int64_t *done) {
     struct peer from = {.fd = fd, .deadline_ns = now_ns() + timeout_ns, .armed_ns = 0, .ahead = ahead};
     for (*done = 0; *done < count; ++*done) {
         struct value *value = values + *done;
@@ -103,7 +105,7 @@ int whalepod_read_and_judge(int fd, struct value *values, int64_t count, struct 
         if ((fault = begins_with(&from, line, bytes, &same))) return fault;
         if (!same) return DONE;
         ahead->start += bytes;
-        if ((fault = proceed(&from, values, count, requests, *done + 1))) return fault;
+        if (requests->early && (fault = proceed(&from, values, count, requests, *done + 1))) return fault;
         if ((fault = fill(&from, value->head, value->head_bytes))) return fault;
         if ((fault = fill(&from, value->payload, value->payload_bytes))) return fault;
         if ((fault = read_ahead(&from, 2))) return fault;

@@ -44,6 +44,7 @@ class RedisTransport:
         """`greet` is what a new connection says first."""
         self._clock = clock
         self._strange_told = False
+        self._alone = settings.data_connections == 1
         self._topology = Topology(settings, jitter=jitter, clock=clock, greet=greet)
 
     @property
@@ -91,7 +92,7 @@ class RedisTransport:
             requests = [b"".join(batch.request(number, commands.__getitem__)) for number in range(len(batch.items))]
             if renew:
                 requests[-1] += b"".join([piece for call in calls for piece in call.pieces()])
-            flight = Flight(connection, requests, item_bytes=item_bytes, deadline=deadline)
+            flight = Flight(connection, requests, item_bytes=item_bytes, deadline=deadline, alone=self._alone)
             began_at_s = self._clock.monotonic_s()
             moved = read_values(connection, batch, sinks, answered, flight, deadline=deadline)
             strange.update(batch.strange)

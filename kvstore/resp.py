@@ -155,19 +155,34 @@ class RespConnection:
         raise StoreFault(FaultReason.PROTOCOL, "a value was expected")
 
     def read_values(
-        self, values: Sequence[Foreseen], requests: Sequence[bytes], *, sent: int, ahead: int, deadline: Deadline
+        self,
+        values: Sequence[Foreseen],
+        requests: Sequence[bytes],
+        *,
+        sent: int,
+        ahead: int,
+        early: bool = False,
+        deadline: Deadline,
     ) -> Arrived | None:
         """Ask for leading values whose lengths are foreseen, and receive them.
 
-        `sent` of the requests are on their way, `ahead` of the answers may be. If all went well and not all are there,
-        the next reply is another one: `read_value_length` tells. None: the native half was not built.
+        `sent` of the requests are on their way, `ahead` of the answers may be; `early`: besides one that has begun. If
+        all went well and not all are there, the next reply is another one: `read_value_length` tells. None: the native
+        half was not built.
         """
         if NATIVE_READS is None:
             return None
         read_ahead = (self._ahead, self._start, self._end)
         timeout_s = deadline.remaining_s()
         arrived = NATIVE_READS.read(
-            self._socket.fileno(), values, requests, read_ahead, sent=sent, ahead=ahead, timeout_s=timeout_s
+            self._socket.fileno(),
+            values,
+            requests,
+            read_ahead,
+            sent=sent,
+            ahead=ahead,
+            early=early,
+            timeout_s=timeout_s,
         )
         self._start, self._end = arrived.start, arrived.end
         self._armed[socket.SO_RCVTIMEO] = NEVER

@@ -22,7 +22,7 @@ from whalepod.kvstore.native_reads import NATIVE_READS, Arrived, Foreseen, Verdi
 from whalepod.kvstore.pipeline import Batch, Flight, read_values
 from whalepod.kvstore.plain_block_headers import PlainBlockHeaders
 from whalepod.kvstore.resp import RespConnection, command
-from whalepod.kvstore.settings import StoreSettings
+from whalepod.kvstore.settings import StoreAddress, StoreSettings
 from whalepod.kvstore.value_mac import ValueMac
 from whalepod.kvstore.value_sinks import BlockSink
 from whalepod.kvstore.value_writer import ValueWriter
@@ -83,6 +83,7 @@ def read(
     *,
     mac: ValueMac | None = None,
     deadline: Deadline | None = None,
+    alone: bool = False,
 ) -> Read:
     """Read all of `KEYS` from what `serve` sends."""
     connection, theirs = ends
@@ -92,7 +93,7 @@ def read(
     batch = Batch(range(len(sinks)))
     deadline = deadline or soon()
     requests = [command(b"GET", sink.key) for sink in sinks]
-    flight = Flight(connection, requests, item_bytes=LAYOUT.payload_bytes, deadline=deadline)
+    flight = Flight(connection, requests, item_bytes=LAYOUT.payload_bytes, deadline=deadline, alone=alone)
     thread = threading.Thread(target=serve, args=(theirs,))
     thread.start()
     try:
@@ -241,6 +242,33 @@ def test_requests_go_out_a_few_ahead_of_the_answers(ends: Ends, monkeypatch: pyt
     assert max(ahead) == 2
 
 
+@pytest.mark.parametrize("alone", [True, False])
+def test_a_local_server_gets_one_request_at_a_time_the_next_when_a_reply_begins_or_has_ended(alone: bool) -> None:
+    ours, theirs = socket.socketpair()
+    connection = RespConnection(ours, StoreAddress(path="/run/redis.sock"))
+    asked_meanwhile: list[bool] = []
+
+    def serve(theirs: socket.socket) -> None:
+        theirs.recv(4096)
+        for index in range(6):
+            reply = bulk(value_of(index))
+            theirs.sendall(reply[:100])
+            theirs.settimeout(5 if alone else 0.02)
+            try:
+                asked_meanwhile.append(index < 5 and theirs.recv(4096).count(b"GET") == 1)
+            except TimeoutError:
+                asked_meanwhile.append(False)
+            theirs.settimeout(5)
+            theirs.sendall(reply[100:])
+            if not alone and index < 5:
+                assert theirs.recv(4096).count(b"GET") == 1
+
+    assert read((connection, theirs), serve, alone=alone).verified == [True] * 6
+    assert asked_meanwhile == [alone and index < 5 for index in range(6)]
+    connection.close()
+    theirs.close()
+
+
 def natively(values: Sequence[bytes], *, plain: bytes) -> Arrived:
     """What the C half says of values that should all be block 0 with the header `plain`."""
     assert NATIVE_READS is not None
@@ -250,7 +278,7 @@ def natively(values: Sequence[bytes], *, plain: bytes) -> Arrived:
     places = [Foreseen(256, buffer, plain) for buffer in buffers(len(values))]
     requests, ahead = [b""] * len(values), len(values)
     arrived = NATIVE_READS.read(
-        ours.fileno(), places, requests, (bytearray(64), 0, 0), sent=ahead, ahead=ahead, timeout_s=5
+        ours.fileno(), places, requests, (bytearray(64), 0, 0), sent=ahead, ahead=ahead, early=False, timeout_s=5
     )
     sender.join()
     ours.close()
