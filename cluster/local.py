@@ -123,7 +123,8 @@ class LocalCluster:
         await self.on_ray_thread(self.pools.start)
 
     async def wait_ready(self, *, timeout_s: float = READY_TIMEOUT_S) -> None:
-        """Until every rank is registered and the router is ready. Raises UnavailableError, saying what is not."""
+        """Until every rank is registered and the router is ready and knows them all. Raises UnavailableError, saying
+        what is not."""
         deadline = Deadline.after(timeout_s)
         wanted = {place.rank_id for place in rank_places(self.config)}
         told: set[RankId] = set()
@@ -134,7 +135,7 @@ class LocalCluster:
                 for rank_id in sorted(set(watcher.ranks) - told):
                     told.add(rank_id)
                     self._say(_describe(watcher.ranks[rank_id]))
-                router_ready = await self._router_is_ready(client)
+                router_ready = await self._router_is_ready(client, ranks=len(wanted))
                 if router_ready and wanted <= told:
                     return
                 if deadline.expired:
@@ -179,11 +180,13 @@ class LocalCluster:
         finally:
             await watcher.stop()
 
-    async def _router_is_ready(self, client: httpx.AsyncClient) -> bool:
+    async def _router_is_ready(self, client: httpx.AsyncClient, *, ranks: int) -> bool:
+        """It may learn of a rank a moment after its registration: an image would find no vision rank until then."""
         try:
-            return (await client.get(f"{self.config.operator_url}/readyz", timeout=2.0)).status_code == 200
+            answer = await client.get(f"{self.config.operator_url}/readyz", timeout=2.0)
         except httpx.HTTPError:
             return False
+        return answer.is_success and sum(pool["ranks"] for pool in answer.json()["pools"].values()) >= ranks
 
     async def on_ray_thread(self, call: Callable[[], Result]) -> Result:
         """Run what asks Ray for something."""
