@@ -53,6 +53,22 @@ def stream_chunks(server: Server, path: str, body: Mapping[str, Any]) -> Iterato
         raise UnavailableError(f"{server.url} does not answer: {error}") from None
 
 
+def snapshots(server: Server, path: str) -> Iterator[dict[str, Any]]:
+    """What GET `path` tells event by event, until the router leaves.
+
+    Raises UnavailableError (nobody there, no room), RequestError (refused, for example without an operator's key).
+    """
+    try:
+        with server.client() as client, client.stream("GET", path) as response:
+            if response.status_code != 200:
+                raise _refusal(response.status_code, response.read().decode(errors="replace"))
+            for line in response.iter_lines():
+                if line.startswith("data: "):
+                    yield json.loads(line.removeprefix("data: "))
+    except httpx.TransportError as error:
+        raise UnavailableError(f"{server.url} does not answer: {error}") from None
+
+
 def _chunks(lines: Iterator[str]) -> Iterator[dict[str, Any]]:
     for line in lines:
         data = line.removeprefix("data: ")

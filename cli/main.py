@@ -47,6 +47,7 @@ COMMANDS: Mapping[str, CommandEntry] = {
     "decode": CommandEntry("rank", "decode", "Run one decode rank."),
     "vision": CommandEntry("rank", "vision", "Run one vision rank."),
     "status": CommandEntry("status", "status", "Show the ranks of a running cluster."),
+    "top": CommandEntry("top", "top", "Watch a running cluster: ranks, requests, rates."),
     "pool": CommandEntry("pool", "app", "Add ranks to a pool that serves here, take some away, replace them in turn."),
     "generate": CommandEntry("generate", "generate", "Complete a prompt, in this process or through a cluster."),
     "chat": CommandEntry("chat", "chat", "Talk to a running cluster."),

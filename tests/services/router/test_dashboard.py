@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -74,6 +76,14 @@ def luminance(color: str) -> float:
     parts = [int(color[at : at + 2], 16) / 255 for at in (1, 3, 5)]
     linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
     return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
+async def test_top_asks_once_and_leaves(router: RouterUnderTest, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "whalepod", "top", "--once", "--url", f"http://127.0.0.1:{router.http_port}"]
+    process = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE, cwd=tmp_path)
+    output, _ = await asyncio.wait_for(process.communicate(), 60)
+    assert process.returncode == 0
+    assert b"decode-0" in output
 
 
 def test_numbers_of_a_rank_are_read_from_its_metrics() -> None:
