@@ -1,4 +1,4 @@
-"""Runs the rows of a rank's steps: alone, or in step with its group, then through its loop."""
+"""Runs the rows of a rank's steps: alone, or with its group, which shares the experts or divides prompts."""
 
 from __future__ import annotations
 
@@ -7,24 +7,31 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from torch import Tensor
 
 from whalepod.core.errors import WorkerLostError
 from whalepod.model.caches import Caches
 from whalepod.model.config import ModelConfig
 from whalepod.model.draft import Anchor, Chooser, Drafts
 
+from .context_parallel.following import Follower
+from .context_parallel.runner import ContextRunner
 from .device import LaunchedRows
 from .expert_parallel.group import Job
 from .expert_parallel.group_loop import GroupLoop
 from .expert_parallel.transport import GroupBrokenError
 from .rank_model import RankModel
 from .runner import Runner, StepRunner
+from .saved_rings import SavedRings
 
 
 def step_runner(model: RankModel, caches: Caches) -> StepRunner:
-    """What computes the steps of a rank: its network, within its group if it shares its experts."""
+    """What computes the steps of a rank: its network, within its group if it shares its experts or divides prompts.
+    A rank that follows another in such a group does so in `caches`: its own steps must have no rows."""
     runner = Runner(model.network, caches)
+    if model.context is not None:
+        context = model.context
+        context.loop.follow = Follower(model.network, caches).follow
+        return ContextRunner(runner, model.network, caches, context.loop, rows_min=context.rows_min)
     if model.experts is None:
         return runner
     assert model.experts.loop is not None, "a rank that shares its experts needs its group"
@@ -66,17 +73,3 @@ class GroupRunner:
             return self._loop.run(job)
         except GroupBrokenError as error:
             raise WorkerLostError(str(error)) from None
-
-
-class SavedRings:
-    """The rings of some slots before a step that writes over rows it reads. Shorter steps read nothing that they write
-    over, and blocks are only ever written the same again: those steps can simply be run again."""
-
-    def __init__(self, caches: Caches, slots: Sequence[int]) -> None:
-        self._slots = list(slots)
-        rings = (*caches.windows.values(), *caches.groups.values())
-        self._saved: list[tuple[Tensor, Tensor]] = [(ring, ring[self._slots].clone()) for ring in rings]
-
-    def restore(self) -> None:
-        for ring, rows in self._saved:
-            ring[self._slots] = rows

@@ -24,6 +24,7 @@ from whalepod.model.tokenizer import Tokenizer
 from whalepod.model.weights_fingerprint import weights_fingerprint
 
 from .boundaries import Boundaries
+from .context_parallel.loop import ContextShare
 from .expert_parallel.seat import PooledExperts, Seat
 from .rank_shape import RankShape
 from .reading_log import ReadingLog
@@ -50,6 +51,8 @@ class RankModel:
     tokenizer: Tokenizer
     experts: PooledExperts | None = None
     """Of a rank that shares the experts with others."""
+    context: ContextShare | None = None
+    """Of a rank that divides prompts with others."""
 
     @classmethod
     def load(

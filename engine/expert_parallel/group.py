@@ -22,6 +22,7 @@ from .dispatch import Dispatcher, DispatchMode, graph_tier, mode_for
 from .expert_bank import ExpertBank
 from .load_window import LoadWindow
 from .placement import Placement
+from .timed_transport import TimedTransport
 from .transport import GroupBrokenError, Transport
 
 MEAN_WEIGHT = 0.05
@@ -138,38 +139,6 @@ class GroupStatistics:
     padded_share: float = 0.0
 
 
-class _TimedTransport:
-    """Adds up how long its owner waits in it, and knows since when it has not."""
-
-    def __init__(self, inner: Transport, clock: Clock) -> None:
-        self._inner = inner
-        self._clock = clock
-        self.rank = inner.rank
-        self.size = inner.size
-        self.waited_s = 0.0
-        self.computing_since_s: float | None = None
-        self.broken = False
-
-    def exchange(self, sent: Tensor, sent_bytes: Sequence[int], received_bytes: Sequence[int]) -> Tensor:
-        started_s, self.computing_since_s = self._clock.monotonic_s(), None
-        received = self._inner.exchange(sent, sent_bytes, received_bytes)
-        self.computing_since_s = self._clock.monotonic_s()
-        self.waited_s += self.computing_since_s - started_s
-        return received
-
-    def gather(self, values: Tensor) -> Tensor:
-        return self._inner.gather(values)
-
-    def settle(self) -> None:
-        started_s, self.computing_since_s = self._clock.monotonic_s(), None
-        self._inner.settle()
-        self.waited_s += self._clock.monotonic_s() - started_s
-
-    def close(self) -> None:
-        self.broken = True
-        self._inner.close()
-
-
 class ExpertGroup:
     """One rank in one group, as long as nobody leaves it. For one thread."""
 
@@ -183,7 +152,7 @@ class ExpertGroup:
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
         """`placements` of every layer of `bank`, equal on all ranks; the bank holds what they say of this rank."""
-        self.transport = _TimedTransport(transport, clock)
+        self.transport = TimedTransport(transport, clock)
         self.bank = bank
         self.placements = list(placements)
         self.options = options or GroupOptions()

@@ -139,8 +139,9 @@ class World:
         role: ModelRole = ModelRole.FULL,
         instrument: Callable[[StepRunner], StepRunner] | None = None,
         spans: SpanSource | None = None,
+        model: RankModel | None = None,
     ) -> None:
-        model = tiny_model(role)
+        model = tiny_model(role) if model is None else model
         self._answers: deque[Delivery] = deque()
         self.engine = Engine(
             model, options, store=store, deliver=self._answers.append, instrument=instrument, spans=spans

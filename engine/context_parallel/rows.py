@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from .expert_parallel.transport import Transport
+from whalepod.engine.expert_parallel.transport import Transport
 
 
 class TransportRows:

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.model.network_world import Weights, golden_config, random_prompt
-from whalepod.engine.context_parallel import TransportRows
+from whalepod.engine.context_parallel.rows import TransportRows
 from whalepod.engine.expert_parallel.transport import MemoryHub
 from whalepod.model.batch import Segment
 from whalepod.model.caches import Caches

@@ -1,0 +1,110 @@
+"""Computes the steps of a group's head: long segments with the group, everything else alone.
+
+What the others hold of a sequence ends where its last divided segment ended. If the next one begins elsewhere (rows
+were restored from the store, computed alone, or the group is a new one), the state before it goes to them first.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from whalepod.engine.device import LaunchedRows
+from whalepod.engine.expert_parallel.transport import GroupBrokenError, Transport
+from whalepod.engine.interface import Fidelity
+from whalepod.engine.runner import StepRunner
+from whalepod.engine.saved_rings import SavedRings
+from whalepod.kernels.numerics import whole_batches
+from whalepod.model.caches import Caches
+from whalepod.model.draft import Anchor, Chooser, Drafts
+from whalepod.model.forward_pass import ForwardPass
+from whalepod.model.network import Network
+
+from .loop import ContextLoop
+from .orders import Order, send_order
+from .rows import TransportRows
+
+log = logging.getLogger(__name__)
+
+
+class ContextRunner:
+    """A StepRunner."""
+
+    def __init__(
+        self, inner: StepRunner, network: Network, caches: Caches, loop: ContextLoop, *, rows_min: int
+    ) -> None:
+        """Segments of fewer than `rows_min` rows are computed alone."""
+        self._inner = inner
+        self._network = network
+        self._caches = caches
+        self._loop = loop
+        self._rows_min = rows_min
+        self._epoch = 0
+        self._held: dict[int, tuple[int, int]] = {}
+        """By slot: the generation of its holder, and the position up to which the others have its state."""
+
+    def run(self, rows: Sequence[LaunchedRows]) -> list[NDArray[np.float32] | None]:
+        """As the inner one does, to the bit where rows do not depend on their batch (`exact`)."""
+        divided: dict[int, NDArray[np.float32] | None] = {}
+        for index, row in enumerate(rows):
+            if self._may_divide(row):
+                run = self._try_together(row)
+                if run is not None:
+                    wants_logits = row.segment.logits_start is not None
+                    divided[index] = self._network.logits(run).float().cpu().numpy() if wants_logits else None
+        rest = [row for index, row in enumerate(rows) if index not in divided]
+        results = iter(self._inner.run(rest) if rest else [])
+        self._loop.note(alone=sum(len(row.segment.token_ids) for row in rest))
+        return [divided[index] if index in divided else next(results) for index in range(len(rows))]
+
+    def draft(self, anchors: Sequence[Anchor], choose: Chooser, tokens: int) -> Drafts:
+        """Alone."""
+        return self._inner.draft(anchors, choose, tokens)
+
+    def _may_divide(self, row: LaunchedRows) -> bool:
+        segment = row.segment
+        return len(segment.token_ids) >= self._rows_min and not segment.images and row.sequence.prompt_scores is None
+
+    def _try_together(self, row: LaunchedRows) -> ForwardPass | None:
+        """None: there is no group for it, or it broke. Everything a repeat reads is then as it was."""
+        segment = row.segment
+        saved: SavedRings | None = None
+        try:
+            with self._loop.segment(len(segment.token_ids)) as transport:
+                if transport is None:
+                    return None
+                saved = SavedRings(self._caches, [segment.slot])
+                run = self._compute(row, transport)
+        except GroupBrokenError as error:
+            log.warning("a prompt goes on without its group: %s", error)
+            if saved is not None:
+                saved.restore()
+            return None
+        self._held[segment.slot] = row.slot.generation, segment.end
+        return run
+
+    def _compute(self, row: LaunchedRows, transport: Transport) -> ForwardPass:
+        """Raises GroupBrokenError."""
+        segment, batches = row.segment, row.sequence.request.fidelity is Fidelity.FAST
+        copied = self._blocks_lacking(row)
+        order = Order.of(segment, self._caches, whole_batches=batches, copied_blocks=copied)
+        copied_bytes = send_order(transport, order, self._caches)
+        with whole_batches(batches):
+            run = self._network.compute_shared(segment, self._caches, TransportRows(transport))
+        self._loop.note(divided=len(segment.token_ids), copied_bytes=copied_bytes)
+        return run
+
+    def _blocks_lacking(self, row: LaunchedRows) -> Sequence[int] | None:
+        """Those that hold rows which the segment reads and does not write, if the others do not have them and the
+        rings of its slot; None: they have all of it."""
+        segment = row.segment
+        if self._epoch != self._loop.epoch:
+            self._held.clear()
+            self._epoch = self._loop.epoch
+        before = max(segment.start, segment.write_start)
+        if not before or self._held.get(segment.slot) == (row.slot.generation, segment.start):
+            return None
+        return segment.block_table[: -(-before // self._caches.block_tokens)]
