@@ -59,6 +59,8 @@ class PrefillSettings(_Section):
     redundant_experts: int = Field(
         default=0, ge=0, description="expert slots of a layer beyond one for each expert, over the whole pool"
     )
+    context_parallel: int = Field(default=1, ge=1, description="ranks that compute one prompt together, as a group")
+    context_parallel_rows_min: int = Field(default=256, ge=1, description="rows of a chunk from which they divide it")
 
 
 class DecodeSettings(_Section):
@@ -353,8 +355,10 @@ class ClusterConfig(_Section):
         """What clients call the model."""
         return self.served_model_name or self.model_dir.resolve().name
 
-    @property
-    def prefill_role(self) -> RankRole:
+    def prefill_role(self, index: int) -> RankRole:
+        """Of prefill rank `index`. The first of each context-parallel group is its head."""
+        if index % self.prefill.context_parallel:
+            return RankRole.PREFILL_MEMBER
         return RankRole.PREFILL_FULL if self.prefill.role == "full" else RankRole.PREFILL_ENCODER
 
     def pool(self, name: str) -> PrefillSettings | DecodeSettings | VisionSettings:

@@ -45,8 +45,28 @@ def contradictions(config: ClusterConfig) -> Iterator[str]:
             yield f"{name}.replicas is {pool.replicas}, which eplb.nodes ({config.eplb.nodes}) does not divide"
         if pool.redundant_experts and not pool.expert_parallel:
             yield f"{name}.redundant_experts is {pool.redundant_experts}, but {name}.expert_parallel is off"
+    yield from _context_contradictions(config)
     if config.vision.gpus and config.engine.device != "cuda":
         yield f"vision.gpus is {config.vision.gpus:g}, but engine.device is {config.engine.device}: set it to cuda"
+
+
+def _context_contradictions(config: ClusterConfig) -> Iterator[str]:
+    prefill = config.prefill
+    size = prefill.context_parallel
+    if size == 1:
+        return
+    if not prefill.replicas or prefill.replicas % size:
+        yield f"prefill.replicas is {prefill.replicas}, not groups of prefill.context_parallel ({size})"
+    if prefill.expert_parallel:
+        yield (
+            f"prefill.context_parallel is {size} and prefill.expert_parallel is on: ranks of a pool divide prompts or "
+            "share the experts, not both"
+        )
+    if config.engine.device != "cpu":
+        yield (
+            f"prefill.context_parallel is {size}, but engine.device is {config.engine.device}: the kernels for packed "
+            "caches compute a prompt on one GPU"
+        )
 
 
 def _gpu_contradictions(name: str, pool: PrefillSettings | DecodeSettings, *, device: str) -> Iterator[str]:
@@ -73,6 +93,11 @@ def _rank_host_contradictions(config: ClusterConfig) -> Iterator[str]:
     for name, pool in (("prefill", config.prefill), ("decode", config.decode)):
         if pool.expert_parallel and pool.replicas > 1 and config.ranks_apart and config.rank_host is None:
             yield f"{name}.expert_parallel and ranks_apart are on, so ranks must find each other: set rank_host"
+    if config.prefill.context_parallel > 1 and config.ranks_apart and config.rank_host is None:
+        yield (
+            f"prefill.context_parallel is {config.prefill.context_parallel} and ranks_apart is on, so ranks must find "
+            "each other: set rank_host"
+        )
 
 
 def _tls_contradictions(config: ClusterConfig) -> Iterator[str]:

@@ -1,8 +1,9 @@
-"""Which ranks of a pool form its expert-parallel group, agreed among the ranks alone: no Ray head, no Redis.
+"""Which ranks form a group that computes together, agreed among the ranks alone: no Ray head, no Redis. A pool that
+shares its experts is one such group; ranks that divide prompts are several to a pool. Indices are those in the group.
 
     probe all ─▶ one of them works in a group ─▶ ask it to end that after its step, come again
                └▶ nobody does ─▶ the lowest index that answers leads: it waits for the others, and decides
-    watch the next rank of the group: gone ▶ end the group; silent ▶ end its process, so that it cannot come back
+    watch the next rank of the group: gone ▶ end the group; silent ▶ end its process too, so that it cannot come back
 
 The rank's event loop runs the talking, the loop's thread waits in `form`.
 """
@@ -13,11 +14,11 @@ import asyncio
 import logging
 from collections.abc import Coroutine, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from whalepod.core.clock import SYSTEM_CLOCK, Clock, Deadline
 from whalepod.core.ids import Incarnation
-from whalepod.engine.expert_parallel.group_loop import Formed, GroupLoop, Held, MembershipEndedError
+from whalepod.engine.expert_parallel.group_loop import Formed, Held, MembershipEndedError
 from whalepod.engine.expert_parallel.joining import Meeting, join_group
 from whalepod.engine.expert_parallel.process_group import open_store
 from whalepod.engine.expert_parallel.transport import GroupBrokenError
@@ -44,6 +45,25 @@ class MembershipOptions:
     """How often the first rank of an incomplete group looks for the missing ones."""
     form_timeout_s: float = 10.0
     exchange_timeout_s: float = 60.0
+
+
+class GroupedLoop(Protocol):
+    """What a rank's group is for: `GroupLoop` of shared experts, `ContextLoop` of divided prompts. For any thread."""
+
+    @property
+    def forming(self) -> bool:
+        """It is in no group."""
+        ...
+
+    def woken(self, epoch: int, round_number: int) -> None: ...
+
+    def ask_to_reform(self) -> None:
+        """End the group soon, between two steps."""
+        ...
+
+    def break_group(self) -> None:
+        """End it now: a rank of it is lost."""
+        ...
 
 
 class GroupMembership:
@@ -75,12 +95,12 @@ class GroupMembership:
         self._leading: dict[int, asyncio.Future[group_pb2.JoinResponse]] | None = None
         self._joined: dict[int, group_pb2.JoinRequest] = {}
         self._joined_changed = asyncio.Event()
-        self._group_loop: GroupLoop | None = None
+        self._group_loop: GroupedLoop | None = None
         self._watcher: asyncio.Task[None] | None = None
         self._store: object = None
         """Of the group that this rank leads: it lives as long as the group."""
 
-    def attach(self, group_loop: GroupLoop) -> None:
+    def attach(self, group_loop: GroupedLoop) -> None:
         """Whose group this is. Before anything else."""
         self._group_loop = group_loop
         self._watcher = asyncio.create_task(self._watch(), name="group-watcher")
@@ -148,6 +168,7 @@ class GroupMembership:
             running=self._working,
             members=self._members,
             place=group_pb2.ProcessPlace(host=place.host, pid=place.pid, start_ticks=place.start_ticks),
+            leaving=self._stopping,
         )
 
     @property
@@ -243,7 +264,7 @@ class GroupMembership:
 
     async def _watch(self) -> None:
         """One rank looks after the next in the ring; the first looks for those that are missing."""
-        silent_since: float | None = None
+        missed_since: float | None = None
         place: ProcessPlace | None = None
         heal = Deadline.after(self._options.heal_interval_s, self._clock)
         watched: tuple[int, int] | None = None
@@ -253,17 +274,21 @@ class GroupMembership:
                 continue
             peer = self._next_member()
             if watched != (self._epoch, peer):
-                watched, silent_since, place = (self._epoch, peer), None, None
+                watched, missed_since, place = (self._epoch, peer), None, None
             answer = await self._peers.probe(peer)
+            present = answer is not None and answer.running and answer.epoch == self._epoch
+            if answer is not None:  # a process that lives and has left is not to be ended
+                own = answer.place
+                place = ProcessPlace(own.host, own.pid, own.start_ticks) if present else None
             now_s = self._clock.monotonic_s()
-            if answer is not None:
-                silent_since = None
-                place = ProcessPlace(answer.place.host, answer.place.pid, answer.place.start_ticks)
-            elif silent_since is None:
-                silent_since = now_s
-            elif now_s - silent_since >= self._options.hung_after_s and self._working:
-                self._end_hung(peer, place)
-                silent_since = None
+            if present:
+                missed_since = None
+            elif missed_since is None:
+                missed_since = now_s
+            patience_s = 0.0 if answer is not None and answer.leaving else self._options.hung_after_s
+            if missed_since is not None and now_s - missed_since >= patience_s and self._working:
+                self._end_missing(peer, place, missed_s=now_s - missed_since)
+                missed_since = None
             if heal.expired:
                 heal = Deadline.after(self._options.heal_interval_s, self._clock)
                 await self._heal()
@@ -272,12 +297,12 @@ class GroupMembership:
         place = self._members.index(self._peers.index)
         return self._members[(place + 1) % len(self._members)]
 
-    def _end_hung(self, peer: int, place: ProcessPlace | None) -> None:
+    def _end_missing(self, peer: int, place: ProcessPlace | None, *, missed_s: float) -> None:
         killed = place is not None and place.kill()
         log.error(
-            "rank %d has not answered for %.1f s: %s",
+            "rank %d has been missing for %.1f s: %s",
             peer,
-            self._options.hung_after_s,
+            missed_s,
             "its process was ended" if killed else "the group goes on without it",
         )
         assert self._group_loop is not None

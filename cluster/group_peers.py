@@ -1,4 +1,4 @@
-"""The other ranks of an expert-parallel pool, as one rank reaches them. For one event loop."""
+"""The other ranks of a group, as one rank reaches them. For one event loop."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ WAKE_ATTEMPTS = 3
 
 class GroupPeers:
     def __init__(self, addresses: Sequence[str], *, index: int, secret: ClusterSecret, clock: Clock) -> None:
-        """`addresses` of every rank of the pool, this one too, in order."""
+        """`addresses` of every rank of the group, this one too, in order."""
         self.index = index
         self.size = len(addresses)
         self._secret = secret
@@ -43,10 +43,11 @@ class GroupPeers:
             return None
 
     async def probe_all(self) -> Mapping[int, group_pb2.ProbeResponse]:
-        """Those that answer."""
+        """Those that answer and mean to stay."""
         others = [peer for peer in range(self.size) if peer != self.index]
         answers = await asyncio.gather(*(self.probe(peer) for peer in others))
-        return {peer: answer for peer, answer in zip(others, answers, strict=True) if answer is not None}
+        answered = ((peer, answer) for peer, answer in zip(others, answers, strict=True) if answer is not None)
+        return {peer: answer for peer, answer in answered if not answer.leaving}
 
     async def join(self, peer: int, request: group_pb2.JoinRequest, *, timeout_s: float) -> group_pb2.Group | None:
         """The group that `peer` has decided; None: come again."""

@@ -160,6 +160,8 @@ def _scaled(config: ClusterConfig, pool: str, replicas: int) -> ClusterConfig:
         raise ConfigError("whether there are vision ranks is set at start: the others encode images if there are none")
     if not isinstance(settings, VisionSettings) and settings.expert_parallel and replicas != settings.replicas:
         raise ConfigError(f"{pool} shares its experts over {settings.replicas} ranks: their number is set at start")
+    if pool == "prefill" and config.prefill.context_parallel > 1 and replicas != config.prefill.replicas:
+        raise ConfigError("prefill ranks divide prompts (prefill.context_parallel): their number is set at start")
     values = config.model_dump()
     values[pool]["replicas"] = replicas
     try:

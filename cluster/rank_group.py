@@ -1,5 +1,5 @@
-"""The side of a rank that keeps it in its pool's expert-parallel group: membership, the loop of rounds, and the metrics
-of both."""
+"""The side of a rank that keeps it in its group, whose ranks share the experts or divide prompts: membership, the loop
+of steps, and the metrics of both."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import faulthandler
 import logging
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import grpc
 from prometheus_client import REGISTRY
@@ -19,6 +19,7 @@ from whalepod.core.clock import Clock
 from whalepod.core.credentials import ClusterSecret
 from whalepod.core.errors import ConfigError, UnavailableError
 from whalepod.core.ids import Incarnation
+from whalepod.engine.context_parallel.loop import HEAD, ContextLoop, ContextShare, ContextState
 from whalepod.engine.expert_parallel.group import GroupOptions
 from whalepod.engine.expert_parallel.group_loop import GroupLoop, GroupState, LoopOptions
 from whalepod.engine.expert_parallel.rebalancing import RebalanceOptions
@@ -39,10 +40,30 @@ STRAGGLER_PASSES_MIN = 100
 STRAGGLER_SECONDS_MIN = 0.005
 
 
-def seat_of(config: ClusterConfig, *, is_prefill: bool, index: int) -> Seat | None:
+def seat_of(config: ClusterConfig, *, pool: str, index: int) -> Seat | None:
     """None: every rank of the pool holds all experts."""
-    pool = config.prefill if is_prefill else config.decode
-    return Seat(index, pool.replicas, pool.redundant_experts) if pool.expert_parallel else None
+    settings = config.prefill if pool == "prefill" else config.decode
+    return Seat(index, settings.replicas, settings.redundant_experts) if settings.expert_parallel else None
+
+
+def computes_in_group(config: ClusterConfig, *, pool: str) -> bool:
+    """Whether ranks of the pool need each other for a step."""
+    return seat_of(config, pool=pool, index=0) is not None or _group_size(config, pool) > 1
+
+
+def group_addresses(config: ClusterConfig, pool: str, index: int) -> tuple[Sequence[str], int]:
+    """Of the ranks that rank `index` of the pool computes with, and its index among them."""
+    size = _group_size(config, pool)
+    addresses = rank_addresses(config, pool)
+    if size == 1:
+        return addresses, index
+    first = index - index % size
+    return addresses[first : first + size], index - first
+
+
+def _group_size(config: ClusterConfig, pool: str) -> int:
+    """Ranks that divide prompts."""
+    return config.prefill.context_parallel if pool == "prefill" else 1
 
 
 class RankGroup:
@@ -51,29 +72,29 @@ class RankGroup:
     def __init__(
         self,
         config: ClusterConfig,
-        *,
-        is_prefill: bool,
+        pool: str,
         index: int,
+        *,
         incarnation: Incarnation,
         secret: ClusterSecret,
         clock: Clock,
     ) -> None:
         self._config = config
         self._clock = clock
-        addresses = rank_addresses(config, "prefill" if is_prefill else "decode")
-        peers = GroupPeers(addresses, index=index, secret=secret, clock=clock)
+        addresses, self._index = group_addresses(config, pool, index)
+        peers = GroupPeers(addresses, index=self._index, secret=secret, clock=clock)
         self._membership = GroupMembership(
             peers, incarnation=incarnation, host=config.reachable_host, device=config.engine.device, clock=clock
         )
         self._servicer = GroupServicer(self._membership, secret=secret, clock=clock)
-        self.loop: GroupLoop | None = None
+        self.loop: GroupLoop | ContextLoop | None = None
         self._watchdog: asyncio.Task[None] | None = None
-        self._collector: GroupCollector | None = None
+        self._collector: Collector | None = None
 
     def register(self, server: grpc.aio.Server) -> None:
         self._servicer.register(server)
 
-    def make_loop(self, experts: PooledExperts, *, on_failure: Callable[[BaseException], None]) -> None:
+    def share_experts(self, experts: PooledExperts, *, on_failure: Callable[[BaseException], None]) -> None:
         """For any thread, once: the model is loaded, the engine not made yet. Raises ConfigError."""
         eplb = self._config.eplb
         for placement in experts.placements.values():
@@ -81,7 +102,7 @@ class RankGroup:
                 raise ConfigError(
                     f"eplb.nodes ({eplb.nodes}) does not divide the {placement.experts} experts of a layer"
                 )
-        self.loop = experts.loop = GroupLoop(
+        loop = GroupLoop(
             experts.bank,
             self._membership,
             experts.read,
@@ -95,16 +116,23 @@ class RankGroup:
             on_failure=on_failure,
             clock=self._clock,
         )
+        self.loop = experts.loop = loop
+
+    def share_prompts(self, *, on_failure: Callable[[BaseException], None]) -> ContextShare:
+        """As `share_experts`: what the rank's model is given."""
+        loop = ContextLoop(self._membership, is_head=self._index == HEAD, on_failure=on_failure, clock=self._clock)
+        self.loop = loop
+        return ContextShare(loop, self._config.prefill.context_parallel_rows_min)
 
     async def start(self) -> None:
-        """Join the pool. The server listens already. Raises UnavailableError if no group forms."""
+        """Join the group. The server listens already. Raises UnavailableError if no group forms."""
         assert self.loop is not None
         self._membership.attach(self.loop)
         self.loop.start()
         self._watchdog = asyncio.create_task(self._watch_own_steps(self.loop), name="step-watchdog")
         if not await asyncio.to_thread(self.loop.ready.wait, READY_PATIENCE_S):
-            raise UnavailableError(f"the pool's expert group did not form within {READY_PATIENCE_S:g} s")
-        self._collector = GroupCollector(lambda loop=self.loop: loop.state)
+            raise UnavailableError(f"this rank's group did not form within {READY_PATIENCE_S:g} s")
+        self._collector = _collector_of(self.loop)
         REGISTRY.register(self._collector)
 
     async def stop(self) -> None:
@@ -119,7 +147,7 @@ class RankGroup:
         if self.loop is not None:
             await asyncio.to_thread(self.loop.stop)
 
-    async def _watch_own_steps(self, loop: GroupLoop) -> None:
+    async def _watch_own_steps(self, loop: GroupLoop | ContextLoop) -> None:
         """A step that never ends holds up every rank: say where it hangs, and end this process. Names slow ranks."""
         limit_s = self._config.eplb.step_timeout_seconds
         named: tuple[int, int] | None = None
@@ -130,6 +158,8 @@ class RankGroup:
                 log.critical("a step has not ended for %g s: ending this process", limit_s)
                 faulthandler.dump_traceback(sys.stderr, all_threads=True)
                 os._exit(1)
+            if isinstance(loop, ContextLoop):
+                continue
             state = loop.state
             slow = straggler(state)
             if slow is not None and (state.epoch, slow) != named:
@@ -180,3 +210,37 @@ class GroupCollector(Collector):
     def describe(self) -> list[Metric]:
         """Names without values: registering must not ask the rank."""
         return []
+
+
+class ContextCollector(Collector):
+    """What a group that divides prompts does, as metrics."""
+
+    def __init__(self, state: Callable[[], ContextState]) -> None:
+        self._state = state
+
+    def collect(self) -> Iterator[Metric]:
+        state = self._state()
+        yield GaugeMetricFamily(
+            "whalepod_context_group_ranks", "Ranks that compute prompts with this one, itself too; 0: it forms.",
+            len(state.members),
+        )  # fmt: skip
+        yield CounterMetricFamily("whalepod_context_group_reforms", "Times the group formed anew.", state.reforms)
+        rows = CounterMetricFamily(
+            "whalepod_context_rows", "Rows of prompts, by whether the group divided them.", labels=["how"]
+        )
+        rows.add_metric(["divided"], state.rows_divided)
+        rows.add_metric(["alone"], state.rows_alone)
+        yield rows
+        yield CounterMetricFamily(
+            "whalepod_context_copied_bytes", "State that each other rank of the group was sent.", state.copied_bytes
+        )
+
+    def describe(self) -> list[Metric]:
+        """Names without values: registering must not ask the rank."""
+        return []
+
+
+def _collector_of(loop: GroupLoop | ContextLoop) -> Collector:
+    if isinstance(loop, ContextLoop):
+        return ContextCollector(lambda: loop.state)
+    return GroupCollector(lambda: loop.state)

@@ -13,7 +13,7 @@ import gc
 import logging
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
@@ -35,7 +35,7 @@ from whalepod.model.tensor_layout import ModelRole
 from .config import ClusterConfig, DecodeSettings, PrefillSettings
 from .fault_switch import FaultServicer, FaultSwitch
 from .machine_memory import machine_memory
-from .rank_group import RankGroup, seat_of
+from .rank_group import RankGroup, computes_in_group, seat_of
 from .rank_metrics import LoadCollector, count_events, count_work
 from .rank_server import RankIdentity, RankServer, ServedPart
 from .rank_spans import RankSpans, SpanOptions
@@ -105,7 +105,7 @@ class RankProcess:
         self._identity = identity
         self._clock = clock
         self._secret = config.cluster_secret()
-        self._seat = seat_of(config, is_prefill=identity.role.is_prefill, index=identity.index)
+        self._seat = seat_of(config, pool=identity.pool, index=identity.index)
         self._loop = asyncio.get_running_loop()
         self._server = RankServer(config, identity, clock=clock)
         self._failure: asyncio.Future[BaseException] = self._loop.create_future()
@@ -121,14 +121,10 @@ class RankProcess:
     async def start(self, make_service: Callable[[RankContext], RankService]) -> None:
         """Ports first: a taken port should cost no loading of weights."""
         await self._server.bind()
-        if self._seat is not None:
+        if computes_in_group(self._config, pool=self._identity.pool):
+            own = self._identity
             self._group = RankGroup(
-                self._config,
-                is_prefill=self._identity.role.is_prefill,
-                index=self._identity.index,
-                incarnation=self._identity.incarnation,
-                secret=self._secret,
-                clock=self._clock,
+                self._config, own.pool, own.index, incarnation=own.incarnation, secret=self._secret, clock=self._clock
             )
             self._group.register(self._server.server)
         with ThreadPoolExecutor(max_workers=1) as loader:
@@ -202,7 +198,7 @@ class RankProcess:
     def _load_engine(self) -> EngineRank:
         """Blocks while weights are read."""
         config, identity = self._config, self._identity
-        encoder = identity.role is RankRole.PREFILL_ENCODER
+        encoder = identity.pool == "prefill" and config.prefill.role == "encoder"
         self._model = RankModel.load(
             config.model_dir,
             role=ModelRole.ENCODER if encoder else ModelRole.FULL,
@@ -216,7 +212,9 @@ class RankProcess:
             before_loading=self._check_memory,
         )
         if self._group is not None and self._model.experts is not None:
-            self._group.make_loop(self._model.experts, on_failure=self._on_failure)
+            self._group.share_experts(self._model.experts, on_failure=self._on_failure)
+        elif self._group is not None:
+            self._model = replace(self._model, context=self._group.share_prompts(on_failure=self._on_failure))
         self._store = connect_rank_store(
             config,
             secret=self._secret,
@@ -289,7 +287,7 @@ class RankProcess:
 
 def rank_options(config: ClusterConfig, role: RankRole, model: ModelConfig) -> RankOptions:
     """What a rank of this role may hold and do in a step. Raises ConfigError."""
-    pool: PrefillSettings | DecodeSettings = config.prefill if role.is_prefill else config.decode
+    pool: PrefillSettings | DecodeSettings = config.prefill if role.pool == "prefill" else config.decode
     directory = None if config.model is None else Path(config.model)
     return RankOptions(
         slots=pool.slots,
@@ -301,6 +299,6 @@ def rank_options(config: ClusterConfig, role: RankRole, model: ModelConfig) -> R
         context_tokens_max=config.engine.context_tokens_max,
         async_scheduling=config.engine.async_scheduling,
         speculation=None
-        if role.is_prefill
+        if role.pool == "prefill"
         else config.dspark.options(model, directory=directory, device=config.engine.device),
     )

@@ -61,7 +61,7 @@ class RankIdentity:
 
 def rank_identity(config: ClusterConfig, role: RankRole, index: int) -> RankIdentity:
     """Rank `index` (from 0) of the pool of `role`."""
-    pool = "prefill" if role.is_prefill else role.value
+    pool = role.pool
     port = rank_port(config, pool, index)
     return RankIdentity(
         rank_id=RankId(f"{pool}-{index}"),

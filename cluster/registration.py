@@ -30,12 +30,20 @@ class RankRole(Enum):
 
     PREFILL_FULL = "prefill_full"
     PREFILL_ENCODER = "prefill_encoder"
+    PREFILL_MEMBER = "prefill_member"
+    """Computes prompts with the head of its group, which has them; routers send it none."""
     DECODE = "decode"
     VISION = "vision"
 
     @property
     def is_prefill(self) -> bool:
+        """Whether it is sent prompts to prefill."""
         return self in (RankRole.PREFILL_FULL, RankRole.PREFILL_ENCODER)
+
+    @property
+    def pool(self) -> str:
+        """As the settings name it."""
+        return "prefill" if self.is_prefill or self is RankRole.PREFILL_MEMBER else self.value
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +83,7 @@ class RankInfo:
 _ROLE_TO_PROTO = {
     RankRole.PREFILL_FULL: common_pb2.ROLE_PREFILL_FULL,
     RankRole.PREFILL_ENCODER: common_pb2.ROLE_PREFILL_ENCODER,
+    RankRole.PREFILL_MEMBER: common_pb2.ROLE_PREFILL_MEMBER,
     RankRole.DECODE: common_pb2.ROLE_DECODE,
     RankRole.VISION: common_pb2.ROLE_VISION,
 }

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
@@ -94,7 +94,7 @@ class ContextLoop:
         self._thread.join(10.0)
 
     @contextmanager
-    def segment(self, rows: int) -> Iterator[Transport | None]:
+    def segment(self, rows: int) -> Generator[Transport | None]:
         """The group, woken, for one segment of this head; None: there is none, or it is too large for so few rows. What
         is raised inside breaks it."""
         with self._changed:

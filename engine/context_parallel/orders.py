@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -98,8 +99,10 @@ def receive_order(transport: Transport, caches: Caches) -> Order:
     others = transport.size - 1
     message = transport.exchange(nothing, [0] * transport.size, [sum(sizes)] + [0] * others)
     values = json.loads(message[: sizes[0]].cpu().numpy().tobytes())
-    tuples = {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
-    order = Order(**tuples)
+    fields: dict[str, Any] = {
+        name: tuple(value) if isinstance(value, list) else value for name, value in values.items()
+    }
+    order = Order(**fields)
     order.check(caches)
     if order.copied_blocks is not None:
         _write_state(caches, order.slot, order.copied_blocks, message[sizes[0] :])

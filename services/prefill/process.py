@@ -17,5 +17,5 @@ async def run_prefill_rank(
     config: ClusterConfig, index: int, *, stop: asyncio.Event, on_ready: Callable[[RankInfo], None] | None = None
 ) -> None:
     """Serve as prefill rank `index` until `stop` is set and its requests have ended. Raises as `run_rank` does."""
-    identity = rank_identity(config, config.prefill_role, index)
+    identity = rank_identity(config, config.prefill_role(index), index)
     await run_rank(config, identity, PrefillServicer, stop=stop, on_ready=on_ready)

@@ -11,6 +11,7 @@ import grpc
 
 from whalepod.cluster.error_codes import status_of_error
 from whalepod.cluster.rank_process import RankContext
+from whalepod.cluster.registration import RankRole
 from whalepod.cluster.ticket_gate import TicketGate
 from whalepod.cluster.wire import handoff_to_proto
 from whalepod.core.errors import CancelledError, ServingError
@@ -48,6 +49,8 @@ class PrefillServicer(prefill_pb2_grpc.PrefillServiceServicer):
             secret=context.secret,
             clock=context.clock,
         )
+        # Prompts come to the head of a group; the others compute them in its name.
+        self._gate.closed = context.identity.role is RankRole.PREFILL_MEMBER
         self._waiters: dict[Key, asyncio.Future[Handoff]] = {}
 
     @property

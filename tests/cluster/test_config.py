@@ -8,9 +8,11 @@ from typing import Any
 import pytest
 from pydantic import SecretStr
 
-from whalepod.cluster.config import ClusterConfig
+from whalepod.cluster.config import ClusterConfig, PrefillSettings
 from whalepod.cluster.config_sources import load_config
 from whalepod.cluster.pools import bundle
+from whalepod.cluster.rank_group import computes_in_group, group_addresses
+from whalepod.cluster.registration import RankRole
 from whalepod.core.errors import ConfigError
 
 CONTRADICTIONS: list[tuple[dict[str, str], str, str]] = [
@@ -45,6 +47,27 @@ CONTRADICTIONS: list[tuple[dict[str, str], str, str]] = [
     (
         {"--decode-expert-parallel": "true", "--decode-replicas": "2", "--ranks-apart": "true"},
         "decode.expert_parallel",
+        "rank_host",
+    ),
+    (
+        {"--prefill-context-parallel": "2", "--prefill-replicas": "3"},
+        "prefill.replicas is 3",
+        "prefill.context_parallel (2)",
+    ),
+    ({"--prefill-context-parallel": "2", "--prefill-replicas": "0"}, "prefill.replicas is 0", "context_parallel (2)"),
+    (
+        {"--prefill-context-parallel": "2", "--prefill-replicas": "2", "--prefill-expert-parallel": "true"},
+        "prefill.context_parallel is 2",
+        "prefill.expert_parallel",
+    ),
+    (
+        {"--prefill-context-parallel": "2", "--prefill-replicas": "2", "--engine-device": "cuda"},
+        "prefill.context_parallel is 2",
+        "engine.device is cuda",
+    ),
+    (
+        {"--prefill-context-parallel": "2", "--prefill-replicas": "2", "--ranks-apart": "true"},
+        "prefill.context_parallel is 2",
         "rank_host",
     ),
     ({"--prefill-gpus": "1"}, "prefill.gpus is 1", "engine.device is cpu"),
@@ -113,3 +136,15 @@ def test_ray_reserves_the_gpus_of_a_rank() -> None:
     assert bundle(config, "prefill") == {"CPU": 1}
     own = load_config(flags={**flags, "--ray-pool-resources": "true"})
     assert bundle(own, "decode") == {"CPU": 2, "GPU": 1, "whalepod_decode": 1}
+
+
+def test_the_first_rank_of_each_group_has_its_prompts_and_finds_the_others() -> None:
+    prefill = PrefillSettings(replicas=4, context_parallel=2)
+    config = ClusterConfig(prefill=prefill)
+    roles = [config.prefill_role(index) for index in range(4)]
+    assert roles == [RankRole.PREFILL_FULL, RankRole.PREFILL_MEMBER] * 2
+    assert [role.pool for role in roles] == ["prefill"] * 4
+    assert [role.is_prefill for role in roles] == [True, False] * 2
+    assert computes_in_group(config, pool="prefill")
+    assert not computes_in_group(config, pool="decode")
+    assert group_addresses(config, "prefill", 3) == (["127.0.0.1:8102", "127.0.0.1:8103"], 1)

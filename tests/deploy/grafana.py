@@ -244,6 +244,18 @@ SPECULATION: Rows = {
             "max by (job, pool) (whalepod_expert_padded_share{$here})": "{{job}} {{pool}}",
         }),
     ),
+    "Divided prompts": (
+        Panel("Rows of prompts on heads of groups", "short", {_rate("whalepod_context_rows_total", "how"): "{{how}}"}),
+        Panel("State sent to the others", "Bps", {
+            _rate("whalepod_context_copied_bytes_total", "instance"): "{{instance}}",
+        }),
+        Panel("Ranks that divide prompts", "short", {
+            "min by (instance) (whalepod_context_group_ranks{$here})": "{{instance}}",
+        }),
+        Panel("Groups of prompts formed anew", "ops", {
+            _rate("whalepod_context_group_reforms_total", "instance"): "{{instance}}",
+        }),
+    ),
     "N-grams": (
         Panel("Rows read", "ops", {_rate("whalepod_rank_engram_rows_total", "instance"): "{{instance}}"}),
         Panel("Pages that were not in memory", "ops", {

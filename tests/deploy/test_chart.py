@@ -161,6 +161,10 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
         "expert_parallel",
     ),
     (
+        {"settings": {"prefill": {"context_parallel": 2}}, "prefill": {"autoscaling": {"enabled": True}}},
+        "context_parallel",
+    ),
+    (
         {"settings": {"decode": {"expert_parallel": True}}, "decode": {"replicas": 2}, "ray": {"enabled": True}},
         "expert_parallel",
     ),
@@ -258,6 +262,10 @@ def test_a_pool_that_grows_starts_only_its_new_pods() -> None:
     shared = {"settings": {"decode": {"expert_parallel": True}}}
     assert cluster_yaml(render({**shared, "decode": {"replicas": 2}})) != cluster_yaml(
         render({**shared, "decode": {"replicas": 4}})
+    )
+    divided = {"settings": {"prefill": {"context_parallel": 2}}}
+    assert cluster_yaml(render({**divided, "prefill": {"replicas": 2}})) != cluster_yaml(
+        render({**divided, "prefill": {"replicas": 4}})
     )
 
 

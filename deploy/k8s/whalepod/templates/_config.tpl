@@ -20,8 +20,8 @@
 {{- range $pool := list "prefill" "decode" "vision" -}}
 {{- $values := index $.Values $pool -}}
 {{- $replicas := int $values.replicas -}}
-{{- /* Only ranks that share experts, and Ray, must know how many there are. Others would start anew when a pool grows. */ -}}
-{{- if not (or $.Values.ray.enabled (dig $pool "expert_parallel" false $.Values.settings)) -}}
+{{- /* Only ranks that compute together, and Ray, must know how many there are. Others would start anew when a pool grows. */ -}}
+{{- if not (or $.Values.ray.enabled (include "whalepod.computesTogether" (dict "root" $ "pool" $pool))) -}}
 {{- $replicas = min $replicas 1 -}}
 {{- end -}}
 {{- $_ := set $own $pool (dict "replicas" $replicas "port" (int $values.port) "gpus" (int $values.gpus)) -}}

@@ -16,6 +16,13 @@
 {{- end -}}
 {{- end -}}
 
+{{/* (dict "root" $ "pool" "decode"): not empty if its ranks need each other for a step. */}}
+{{- define "whalepod.computesTogether" -}}
+{{- if or (dig .pool "expert_parallel" false .root.Values.settings) (gt (int (dig .pool "context_parallel" 1 .root.Values.settings)) 1) -}}
+true
+{{- end -}}
+{{- end -}}
+
 {{/* Of every pod of this release, whatever its role. */}}
 {{- define "whalepod.releaseLabels" -}}
 app.kubernetes.io/name: {{ include "whalepod.name" . }}

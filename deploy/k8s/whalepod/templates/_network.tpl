@@ -65,7 +65,7 @@ spec:
         {{- include "whalepod.peers" (dict "root" .root "roles" (list "router")) | nindent 8 }}
       ports:
         - port: {{ add .values.port 1000 }}
-    {{- if dig .role "expert_parallel" false .root.Values.settings }}
+    {{- if include "whalepod.computesTogether" (dict "root" .root "pool" .role) }}
     - from:
         {{- include "whalepod.peers" (dict "root" .root "roles" (list .role)) | nindent 8 }}
     {{- end }}

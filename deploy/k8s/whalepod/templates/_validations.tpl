@@ -31,6 +31,14 @@
 {{- fail (printf "%s.autoscaling.enabled is set, but %s.replicas is 0: the others are told that there is no such pool" $pool $pool) -}}
 {{- end -}}
 {{- $shared := dig $pool "expert_parallel" false $.Values.settings -}}
+{{- if and (include "whalepod.computesTogether" (dict "root" $ "pool" $pool)) (not $shared) -}}
+{{- if $values.autoscaling.enabled -}}
+{{- fail (printf "%s.autoscaling.enabled and settings.%s.context_parallel are both set: a pool that divides prompts has a fixed size" $pool $pool) -}}
+{{- end -}}
+{{- if $.Values.ray.enabled -}}
+{{- fail (printf "settings.%s.context_parallel and ray.enabled are both set: Ray's pods have no names by which ranks could find each other" $pool) -}}
+{{- end -}}
+{{- end -}}
 {{- if and $values.autoscaling.enabled $shared -}}
 {{- fail (printf "%s.autoscaling.enabled and settings.%s.expert_parallel are both set: a pool that shares its experts has a fixed size" $pool $pool) -}}
 {{- end -}}

@@ -28,6 +28,7 @@ class Role(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     ROLE_PREFILL_ENCODER: _ClassVar[Role]
     ROLE_DECODE: _ClassVar[Role]
     ROLE_VISION: _ClassVar[Role]
+    ROLE_PREFILL_MEMBER: _ClassVar[Role]
 FIDELITY_UNSPECIFIED: Fidelity
 FIDELITY_FAST: Fidelity
 FIDELITY_EXACT: Fidelity
@@ -41,6 +42,7 @@ ROLE_PREFILL_FULL: Role
 ROLE_PREFILL_ENCODER: Role
 ROLE_DECODE: Role
 ROLE_VISION: Role
+ROLE_PREFILL_MEMBER: Role
 
 class Grammar(_message.Message):
     __slots__ = ("kind", "source", "starts_after")

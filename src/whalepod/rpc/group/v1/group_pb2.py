@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n!whalepod/rpc/group/v1/group.proto\x12\x15whalepod.rpc.group.v1\".\n\tSignature\x12\x14\n\x0ctime_unix_ms\x18\x01 \x01(\x03\x12\x0b\n\x03mac\x18\x02 \x01(\x0c\"R\n\x0cProbeRequest\x12\x33\n\tsignature\x18\x01 \x01(\x0b\x32 .whalepod.rpc.group.v1.Signature\x12\r\n\x05index\x18\x02 \x01(\x05\"\x89\x01\n\rProbeResponse\x12\x13\n\x0bincarnation\x18\x01 \x01(\x04\x12\r\n\x05\x65poch\x18\x02 \x01(\x03\x12\x0f\n\x07running\x18\x03 \x01(\x08\x12\x0f\n\x07members\x18\x04 \x03(\x05\x12\x32\n\x05place\x18\x05 \x01(\x0b\x32#.whalepod.rpc.group.v1.ProcessPlace\">\n\x0cProcessPlace\x12\x0c\n\x04host\x18\x01 \x01(\t\x12\x0b\n\x03pid\x18\x02 \x01(\x03\x12\x13\n\x0bstart_ticks\x18\x03 \x01(\x03\"\xa7\x01\n\x0bJoinRequest\x12\x33\n\tsignature\x18\x01 \x01(\x0b\x32 .whalepod.rpc.group.v1.Signature\x12\r\n\x05index\x18\x02 \x01(\x05\x12\x13\n\x0bincarnation\x18\x03 \x01(\x04\x12\r\n\x05\x65poch\x18\x04 \x01(\x03\x12\x30\n\x04held\x18\x05 \x03(\x0b\x32\".whalepod.rpc.group.v1.HeldExperts\".\n\x0bHeldExperts\x12\x0e\n\x06prefix\x18\x01 \x01(\t\x12\x0f\n\x07\x65xperts\x18\x02 \x03(\x05\";\n\x0cJoinResponse\x12+\n\x05group\x18\x01 \x01(\x0b\x32\x1c.whalepod.rpc.group.v1.Group\"n\n\x05Group\x12\r\n\x05\x65poch\x18\x01 \x01(\x03\x12.\n\x07members\x18\x02 \x03(\x0b\x32\x1d.whalepod.rpc.group.v1.Member\x12\x12\n\nstore_host\x18\x03 \x01(\t\x12\x12\n\nstore_port\x18\x04 \x01(\x05\"^\n\x06Member\x12\r\n\x05index\x18\x01 \x01(\x05\x12\x13\n\x0bincarnation\x18\x02 \x01(\x04\x12\x30\n\x04held\x18\x03 \x03(\x0b\x32\".whalepod.rpc.group.v1.HeldExperts\"`\n\x0bWakeRequest\x12\x33\n\tsignature\x18\x01 \x01(\x0b\x32 .whalepod.rpc.group.v1.Signature\x12\r\n\x05\x65poch\x18\x02 \x01(\x03\x12\r\n\x05round\x18\x03 \x01(\x03\"\x0e\n\x0cWakeResponse2\x84\x02\n\x0cGroupService\x12R\n\x05Probe\x12#.whalepod.rpc.group.v1.ProbeRequest\x1a$.whalepod.rpc.group.v1.ProbeResponse\x12O\n\x04Join\x12\".whalepod.rpc.group.v1.JoinRequest\x1a#.whalepod.rpc.group.v1.JoinResponse\x12O\n\x04Wake\x12\".whalepod.rpc.group.v1.WakeRequest\x1a#.whalepod.rpc.group.v1.WakeResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n!whalepod/rpc/group/v1/group.proto\x12\x15whalepod.rpc.group.v1\".\n\tSignature\x12\x14\n\x0ctime_unix_ms\x18\x01 \x01(\x03\x12\x0b\n\x03mac\x18\x02 \x01(\x0c\"R\n\x0cProbeRequest\x12\x33\n\tsignature\x18\x01 \x01(\x0b\x32 .whalepod.rpc.group.v1.Signature\x12\r\n\x05index\x18\x02 \x01(\x05\"\x9a\x01\n\rProbeResponse\x12\x13\n\x0bincarnation\x18\x01 \x01(\x04\x12\r\n\x05\x65poch\x18\x02 \x01(\x03\x12\x0f\n\x07running\x18\x03 \x01(\x08\x12\x0f\n\x07members\x18\x04 \x03(\x05\x12\x32\n\x05place\x18\x05 \x01(\x0b\x32#.whalepod.rpc.group.v1.ProcessPlace\x12\x0f\n\x07leaving\x18\x06 \x01(\x08\">\n\x0cProcessPlace\x12\x0c\n\x04host\x18\x01 \x01(\t\x12\x0b\n\x03pid\x18\x02 \x01(\x03\x12\x13\n\x0bstart_ticks\x18\x03 \x01(\x03\"\xa7\x01\n\x0bJoinRequest\x12\x33\n\tsignature\x18\x01 \x01(\x0b\x32 .whalepod.rpc.group.v1.Signature\x12\r\n\x05index\x18\x02 \x01(\x05\x12\x13\n\x0bincarnation\x18\x03 \x01(\x04\x12\r\n\x05\x65poch\x18\x04 \x01(\x03\x12\x30\n\x04held\x18\x05 \x03(\x0b\x32\".whalepod.rpc.group.v1.HeldExperts\".\n\x0bHeldExperts\x12\x0e\n\x06prefix\x18\x01 \x01(\t\x12\x0f\n\x07\x65xperts\x18\x02 \x03(\x05\";\n\x0cJoinResponse\x12+\n\x05group\x18\x01 \x01(\x0b\x32\x1c.whalepod.rpc.group.v1.Group\"n\n\x05Group\x12\r\n\x05\x65poch\x18\x01 \x01(\x03\x12.\n\x07members\x18\x02 \x03(\x0b\x32\x1d.whalepod.rpc.group.v1.Member\x12\x12\n\nstore_host\x18\x03 \x01(\t\x12\x12\n\nstore_port\x18\x04 \x01(\x05\"^\n\x06Member\x12\r\n\x05index\x18\x01 \x01(\x05\x12\x13\n\x0bincarnation\x18\x02 \x01(\x04\x12\x30\n\x04held\x18\x03 \x03(\x0b\x32\".whalepod.rpc.group.v1.HeldExperts\"`\n\x0bWakeRequest\x12\x33\n\tsignature\x18\x01 \x01(\x0b\x32 .whalepod.rpc.group.v1.Signature\x12\r\n\x05\x65poch\x18\x02 \x01(\x03\x12\r\n\x05round\x18\x03 \x01(\x03\"\x0e\n\x0cWakeResponse2\x84\x02\n\x0cGroupService\x12R\n\x05Probe\x12#.whalepod.rpc.group.v1.ProbeRequest\x1a$.whalepod.rpc.group.v1.ProbeResponse\x12O\n\x04Join\x12\".whalepod.rpc.group.v1.JoinRequest\x1a#.whalepod.rpc.group.v1.JoinResponse\x12O\n\x04Wake\x12\".whalepod.rpc.group.v1.WakeRequest\x1a#.whalepod.rpc.group.v1.WakeResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -36,23 +36,23 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_PROBEREQUEST']._serialized_start=108
   _globals['_PROBEREQUEST']._serialized_end=190
   _globals['_PROBERESPONSE']._serialized_start=193
-  _globals['_PROBERESPONSE']._serialized_end=330
-  _globals['_PROCESSPLACE']._serialized_start=332
-  _globals['_PROCESSPLACE']._serialized_end=394
-  _globals['_JOINREQUEST']._serialized_start=397
-  _globals['_JOINREQUEST']._serialized_end=564
-  _globals['_HELDEXPERTS']._serialized_start=566
-  _globals['_HELDEXPERTS']._serialized_end=612
-  _globals['_JOINRESPONSE']._serialized_start=614
-  _globals['_JOINRESPONSE']._serialized_end=673
-  _globals['_GROUP']._serialized_start=675
-  _globals['_GROUP']._serialized_end=785
-  _globals['_MEMBER']._serialized_start=787
-  _globals['_MEMBER']._serialized_end=881
-  _globals['_WAKEREQUEST']._serialized_start=883
-  _globals['_WAKEREQUEST']._serialized_end=979
-  _globals['_WAKERESPONSE']._serialized_start=981
-  _globals['_WAKERESPONSE']._serialized_end=995
-  _globals['_GROUPSERVICE']._serialized_start=998
-  _globals['_GROUPSERVICE']._serialized_end=1258
+  _globals['_PROBERESPONSE']._serialized_end=347
+  _globals['_PROCESSPLACE']._serialized_start=349
+  _globals['_PROCESSPLACE']._serialized_end=411
+  _globals['_JOINREQUEST']._serialized_start=414
+  _globals['_JOINREQUEST']._serialized_end=581
+  _globals['_HELDEXPERTS']._serialized_start=583
+  _globals['_HELDEXPERTS']._serialized_end=629
+  _globals['_JOINRESPONSE']._serialized_start=631
+  _globals['_JOINRESPONSE']._serialized_end=690
+  _globals['_GROUP']._serialized_start=692
+  _globals['_GROUP']._serialized_end=802
+  _globals['_MEMBER']._serialized_start=804
+  _globals['_MEMBER']._serialized_end=898
+  _globals['_WAKEREQUEST']._serialized_start=900
+  _globals['_WAKEREQUEST']._serialized_end=996
+  _globals['_WAKERESPONSE']._serialized_start=998
+  _globals['_WAKERESPONSE']._serialized_end=1012
+  _globals['_GROUPSERVICE']._serialized_start=1015
+  _globals['_GROUPSERVICE']._serialized_end=1275
 # @@protoc_insertion_point(module_scope)

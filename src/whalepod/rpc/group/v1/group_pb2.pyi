@@ -23,18 +23,20 @@ class ProbeRequest(_message.Message):
     def __init__(self, signature: _Optional[_Union[Signature, _Mapping]] = ..., index: _Optional[int] = ...) -> None: ...
 
 class ProbeResponse(_message.Message):
-    __slots__ = ("incarnation", "epoch", "running", "members", "place")
+    __slots__ = ("incarnation", "epoch", "running", "members", "place", "leaving")
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     RUNNING_FIELD_NUMBER: _ClassVar[int]
     MEMBERS_FIELD_NUMBER: _ClassVar[int]
     PLACE_FIELD_NUMBER: _ClassVar[int]
+    LEAVING_FIELD_NUMBER: _ClassVar[int]
     incarnation: int
     epoch: int
     running: bool
     members: _containers.RepeatedScalarFieldContainer[int]
     place: ProcessPlace
-    def __init__(self, incarnation: _Optional[int] = ..., epoch: _Optional[int] = ..., running: _Optional[bool] = ..., members: _Optional[_Iterable[int]] = ..., place: _Optional[_Union[ProcessPlace, _Mapping]] = ...) -> None: ...
+    leaving: bool
+    def __init__(self, incarnation: _Optional[int] = ..., epoch: _Optional[int] = ..., running: _Optional[bool] = ..., members: _Optional[_Iterable[int]] = ..., place: _Optional[_Union[ProcessPlace, _Mapping]] = ..., leaving: _Optional[bool] = ...) -> None: ...
 
 class ProcessPlace(_message.Message):
     __slots__ = ("host", "pid", "start_ticks")

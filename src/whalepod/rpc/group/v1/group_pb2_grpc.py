@@ -26,8 +26,8 @@ if _version_not_supported:
 
 
 class GroupServiceStub:
-    """Keeps the ranks of an expert-parallel pool together. From rank to rank of one pool; every request is signed with the
-    cluster secret.
+    """Keeps ranks together that compute together: those of an expert-parallel pool, or of one context-parallel group. From
+    rank to rank of one group; every request is signed with the cluster secret.
     """
 
     def __init__(self, channel):
@@ -54,8 +54,8 @@ class GroupServiceStub:
 
 
 class GroupServiceServicer:
-    """Keeps the ranks of an expert-parallel pool together. From rank to rank of one pool; every request is signed with the
-    cluster secret.
+    """Keeps ranks together that compute together: those of an expert-parallel pool, or of one context-parallel group. From
+    rank to rank of one group; every request is signed with the cluster secret.
     """
 
     def Probe(self, request, context):
@@ -107,8 +107,8 @@ def add_GroupServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class GroupService:
-    """Keeps the ranks of an expert-parallel pool together. From rank to rank of one pool; every request is signed with the
-    cluster secret.
+    """Keeps ranks together that compute together: those of an expert-parallel pool, or of one context-parallel group. From
+    rank to rank of one group; every request is signed with the cluster secret.
     """
 
     @staticmethod
