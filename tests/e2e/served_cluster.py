@@ -17,7 +17,7 @@ from pathlib import Path
 import httpx
 import psutil
 
-from whalepod.cluster.config import ClusterConfig
+from whalepod.cluster.config import ClusterConfig, PrefillSettings
 from whalepod.cluster.free_ports import with_free_ports
 from whalepod.cluster.shipped_model import SHIPPED_MODEL_NAME
 from whalepod.core.clock import Deadline
@@ -90,10 +90,12 @@ class ServedCluster:
 
 @contextmanager
 def served_cluster(
-    directory: Path, *flags: str, search_from: int, shipped_model: bool = False
+    directory: Path, *flags: str, search_from: int, shipped_model: bool = False, prefill_ranks: int = 1
 ) -> Generator[ServedCluster]:
     """A cluster that has said that it is ready. It is ended with the block, and nothing of it may be left."""
-    cluster = start_serving(directory, *flags, search_from=search_from, shipped_model=shipped_model)
+    cluster = start_serving(
+        directory, *flags, search_from=search_from, shipped_model=shipped_model, prefill_ranks=prefill_ranks
+    )
     try:
         cluster.wait_for_line("^ready after")
         yield cluster
@@ -104,9 +106,12 @@ def served_cluster(
         assert not alive
 
 
-def start_serving(directory: Path, *flags: str, search_from: int, shipped_model: bool = False) -> ServedCluster:
+def start_serving(
+    directory: Path, *flags: str, search_from: int, shipped_model: bool = False, prefill_ranks: int = 1
+) -> ServedCluster:
     """Of random weights, so that no answer depends on what a model has learned, or with the model that ships."""
-    config = with_free_ports(ClusterConfig(), search_from=search_from)
+    config = with_free_ports(ClusterConfig(prefill=PrefillSettings(replicas=prefill_ranks)), search_from=search_from)
+    flags = (*flags, "--prefill-replicas", str(prefill_ranks))
     if not shipped_model:
         write_tiny_checkpoint(directory / "model")
         flags = (*flags, "--model", str(directory / "model"), "--served-model-name", SHIPPED_MODEL_NAME)

@@ -36,9 +36,9 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def dividing(directory: Path) -> Iterator[ServedCluster]:
-    flags = ("--prefill-replicas", "2", "--prefill-context-parallel", "2", "--prefill-context-parallel-rows-min", "16")
+    flags = ("--prefill-context-parallel", "2", "--prefill-context-parallel-rows-min", "16", "--drain-seconds", "1")
     flags += ("--prefill-chunk-tokens", "128", "--decode-cpus", "0.2", "--prefill-cpus", "0.2")
-    with served_cluster(directory, *flags, "--drain-seconds", "1", search_from=28_700) as cluster:
+    with served_cluster(directory, *flags, search_from=28_700, prefill_ranks=2) as cluster:
         yield cluster
 
 
