@@ -32,10 +32,11 @@ import psutil
 from rich.console import Console
 
 from whalepod.client import AsyncClient
-from whalepod.cluster.config import ClusterConfig, DecodeSettings, PrefillSettings, join_address
+from whalepod.cluster.config import ClusterConfig, join_address
 from whalepod.cluster.free_ports import SEARCH_FROM, with_free_ports
 from whalepod.cluster.group_peers import GroupPeers
 from whalepod.cluster.local import running_cluster
+from whalepod.cluster.pool_settings import DecodeSettings, PrefillSettings
 from whalepod.cluster.registry import RegistryWatcher
 from whalepod.core.clock import SYSTEM_CLOCK
 from whalepod.core.errors import ServingError

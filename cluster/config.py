@@ -7,9 +7,9 @@ three names and reads them). Bad values and contradictions are refused before an
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal, Self
+from typing import Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, SecretStr, model_validator
+from pydantic import Field, SecretStr, model_validator
 
 from whalepod.core.credentials import SECRET_BYTES_MIN, ClusterSecret
 from whalepod.core.errors import ConfigError
@@ -17,98 +17,18 @@ from whalepod.engine.interface import Fidelity
 
 from .config_checks import contradictions, port_clashes
 from .dspark_settings import DsparkSettings
+from .pool_settings import DecodeSettings, Port, PrefillSettings, Section, VisionSettings
 from .registration import RankRole
 
 METRICS_PORT_OFFSET = 1000
 """A rank serves its metrics at its gRPC port plus this."""
 DIRECT_PORT_OFFSET = 2000
 """A prefill rank serves what it has published to other ranks at its gRPC port plus this."""
-
-
 RETENTION_HOURS = {"session": 1, "day": 24, "week": 168}
 """Retention classes (`kvstore.md` §7.3)."""
 
-Port = Annotated[int, Field(ge=1, le=65535)]
 
-
-class _Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
-
-
-class PrefillSettings(_Section):
-    """The prefill pool."""
-
-    replicas: int = Field(default=1, ge=0, description="prefill ranks; 0: every prompt runs on decode ranks")
-    role: Literal["full", "encoder"] = Field(
-        default="full", description="encoder: half the weights, decode finishes prompts"
-    )
-    port: Port = Field(default=8100, description="gRPC port of prefill rank 0; rank i listens i above it")
-    slots: int = Field(default=4, ge=1, description="prompts that one rank holds at a time")
-    blocks: int | None = Field(
-        default=None, ge=1, description="KV blocks of one rank; default: as the memory plan says"
-    )
-    memory_gib: float | None = Field(default=None, gt=0, description="memory for one rank's weights and KV together")
-    chunk_tokens: int = Field(default=512, ge=1, description="prompt rows that one step computes at most")
-    cpus: float = Field(default=1.0, gt=0, description="CPUs that Ray reserves for one rank")
-    gpus: float = Field(
-        default=0, ge=0, description="GPUs that Ray reserves for one rank, which then sees no others; 0: it sees all"
-    )
-    expert_parallel: bool = Field(
-        default=False, description="spread the experts over the ranks of the pool; off: every rank holds all"
-    )
-    redundant_experts: int = Field(
-        default=0, ge=0, description="expert slots of a layer beyond one for each expert, over the whole pool"
-    )
-    context_parallel: int = Field(default=1, ge=1, description="ranks that compute one prompt together, as a group")
-    context_parallel_rows_min: int = Field(default=256, ge=1, description="rows of a chunk from which they divide it")
-
-
-class DecodeSettings(_Section):
-    """The decode pool."""
-
-    replicas: int = Field(default=1, ge=1, description="decode ranks")
-    port: Port = Field(default=8200, description="gRPC port of decode rank 0; rank i listens i above it")
-    slots: int = Field(default=16, ge=1, description="requests that one rank runs at a time")
-    blocks: int | None = Field(
-        default=None, ge=1, description="KV blocks of one rank; default: as the memory plan says"
-    )
-    memory_gib: float | None = Field(default=None, gt=0, description="memory for one rank's weights and KV together")
-    chunk_tokens: int = Field(
-        default=128, ge=1, description="prompt rows that one step computes beside decode rows at most"
-    )
-    cpus: float = Field(default=1.0, gt=0, description="CPUs that Ray reserves for one rank")
-    gpus: float = Field(
-        default=0, ge=0, description="GPUs that Ray reserves for one rank, which then sees no others; 0: it sees all"
-    )
-    expert_parallel: bool = Field(
-        default=False, description="spread the experts over the ranks of the pool; off: every rank holds all"
-    )
-    redundant_experts: int = Field(
-        default=0, ge=0, description="expert slots of a layer beyond one for each expert, over the whole pool"
-    )
-
-
-class VisionSettings(_Section):
-    """The vision pool. Without one, the ranks that compute a prompt encode its images themselves."""
-
-    replicas: int = Field(default=0, ge=0, description="vision ranks; 0: prefill and decode ranks encode images")
-    port: Port = Field(default=8300, description="gRPC port of vision rank 0; rank i listens i above it")
-    cpus: float = Field(default=1.0, gt=0, description="CPUs that Ray reserves for one rank")
-    gpus: float = Field(
-        default=0, ge=0, description="GPUs that Ray reserves for one rank, which then sees no others; 0: it sees all"
-    )
-    batch_patches: int = Field(default=16384, ge=1, description="patches of images that are encoded together, at most")
-    queue_images: int = Field(
-        default=256, ge=1, description="images that one rank is asked for at a time; more are refused"
-    )
-    cache_rows: int = Field(default=65536, ge=0, description="rows of encoded images that one rank holds")
-    store_seconds: float = Field(default=3600.0, gt=0, description="how long encoded images are kept in the store")
-    timeout_seconds: float = Field(
-        default=30.0, gt=0, description="how long one vision rank may take for an image before another is asked"
-    )
-
-
-class EngineSettings(_Section):
+class EngineSettings(Section):
     """What all ranks have in common. Ranks that disagree on `block_tokens` cannot share state."""
 
     block_tokens: int | None = Field(default=None, ge=1, description="tokens of a KV block; default: the model's")
@@ -137,7 +57,7 @@ class EngineSettings(_Section):
     )
 
 
-class FidelitySettings(_Section):
+class FidelitySettings(Section):
     """`fast` approximates where the published engine does; `exact` never does."""
 
     default: Fidelity = Field(default=Fidelity.FAST, description="for requests that do not say")
@@ -153,7 +73,7 @@ class FidelitySettings(_Section):
         return self
 
 
-class RouterSettings(_Section):
+class RouterSettings(Section):
     """The front door."""
 
     http_port: Port = Field(default=8000, description="port of the HTTP API")
@@ -213,7 +133,7 @@ class RouterSettings(_Section):
     )
 
 
-class TlsSettings(_Section):
+class TlsSettings(Section):
     """Certificates of the public HTTP and gRPC servers. Files are read again when they change."""
 
     cert_file: Path | None = Field(default=None, description="certificate chain, PEM; default: no TLS")
@@ -224,7 +144,7 @@ class TlsSettings(_Section):
     )
 
 
-class TracingSettings(_Section):
+class TracingSettings(Section):
     """Spans of requests, across router, prefill, store and decode."""
 
     otlp_endpoint: str | None = Field(
@@ -235,7 +155,7 @@ class TracingSettings(_Section):
     )
 
 
-class KvSettings(_Section):
+class KvSettings(Section):
     """The store of KV blocks, and what stands beside it."""
 
     urls: tuple[str, ...] = Field(
@@ -271,7 +191,7 @@ class KvSettings(_Section):
         return RETENTION_HOURS[self.retention] * 3600.0
 
 
-class EplbSettings(_Section):
+class EplbSettings(Section):
     """Balancing of experts over the ranks of an expert-parallel pool, and what is done about ranks that hang."""
 
     window_steps: int = Field(default=1000, ge=1, description="steps whose routing counts")
@@ -285,7 +205,7 @@ class EplbSettings(_Section):
     )
 
 
-class RaySettings(_Section):
+class RaySettings(Section):
     """Ray starts and restarts ranks. It is not on the way of any request."""
 
     address: str | None = Field(
@@ -297,7 +217,7 @@ class RaySettings(_Section):
     )
 
 
-class ClusterConfig(_Section):
+class ClusterConfig(Section):
     """Everything a cluster is told. See `load_config` for where it comes from."""
 
     model: str | None = Field(default=None, description="checkpoint directory; default: the small model that ships")

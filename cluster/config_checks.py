@@ -9,7 +9,8 @@ from whalepod.engine.interface import Fidelity
 from whalepod.engine.speculation.options import Acceptance
 
 if TYPE_CHECKING:
-    from .config import ClusterConfig, DecodeSettings, PrefillSettings
+    from .config import ClusterConfig
+    from .pool_settings import DecodeSettings, PrefillSettings
 
 
 def contradictions(config: ClusterConfig) -> Iterator[str]:

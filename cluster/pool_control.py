@@ -20,7 +20,8 @@ from whalepod.core.clock import Deadline
 from whalepod.core.errors import ConfigError, ServingError, UnavailableError
 from whalepod.core.ids import RankId
 
-from .config import ClusterConfig, VisionSettings
+from .config import ClusterConfig
+from .pool_settings import VisionSettings
 from .pools import RankPlace
 
 if TYPE_CHECKING:

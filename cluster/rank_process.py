@@ -32,9 +32,10 @@ from whalepod.engine.rank_shape import RankShape
 from whalepod.model.config import ModelConfig
 from whalepod.model.tensor_layout import ModelRole
 
-from .config import ClusterConfig, DecodeSettings, PrefillSettings
+from .config import ClusterConfig
 from .fault_switch import FaultServicer, FaultSwitch
 from .machine_memory import machine_memory
+from .pool_settings import DecodeSettings, PrefillSettings
 from .rank_group import RankGroup, computes_in_group, seat_of
 from .rank_metrics import LoadCollector, count_events, count_work
 from .rank_server import RankIdentity, RankServer, ServedPart

@@ -12,8 +12,9 @@ import pytest
 from whalepod.cli import doctor
 from whalepod.cli.doctor import Finding, Verdict
 from whalepod.cli.main import main
-from whalepod.cluster.config import ClusterConfig, DecodeSettings, EngineSettings, PrefillSettings, RouterSettings
+from whalepod.cluster.config import ClusterConfig, EngineSettings, RouterSettings
 from whalepod.cluster.embedded_redis import EmbeddedRedis, EmbeddedRedisSettings
+from whalepod.cluster.pool_settings import DecodeSettings, PrefillSettings
 
 
 def unused_port() -> int:

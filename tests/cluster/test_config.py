@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 from pydantic import SecretStr
 
-from whalepod.cluster.config import ClusterConfig, PrefillSettings
+from whalepod.cluster.config import ClusterConfig
 from whalepod.cluster.config_sources import load_config
+from whalepod.cluster.pool_settings import PrefillSettings
 from whalepod.cluster.pools import bundle
 from whalepod.cluster.rank_group import computes_in_group, group_addresses
 from whalepod.cluster.registration import RankRole

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import socket
 
-from whalepod.cluster.config import ClusterConfig, DecodeSettings
+from whalepod.cluster.config import ClusterConfig
 from whalepod.cluster.free_ports import busy_ports, is_free, with_free_ports
+from whalepod.cluster.pool_settings import DecodeSettings
 
 
 def test_a_port_that_is_listened_on_is_busy_and_named_by_its_setting() -> None:

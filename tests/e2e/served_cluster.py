@@ -17,8 +17,9 @@ from pathlib import Path
 import httpx
 import psutil
 
-from whalepod.cluster.config import ClusterConfig, PrefillSettings
+from whalepod.cluster.config import ClusterConfig
 from whalepod.cluster.free_ports import with_free_ports
+from whalepod.cluster.pool_settings import PrefillSettings
 from whalepod.cluster.shipped_model import SHIPPED_MODEL_NAME
 from whalepod.core.clock import Deadline
 from whalepod.model.tiny_checkpoint import write_tiny_checkpoint
