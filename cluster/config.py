@@ -212,6 +212,9 @@ class RaySettings(Section):
         default=None, description="a running Ray to join, host:port; default: a local one of our own"
     )
     dashboard: bool = Field(default=False, description="serve Ray's dashboard on port 8265")
+    one_node: bool = Field(
+        default=False, description="all ranks of a pool on one machine, or none: they exchange rows at every layer"
+    )
     pool_resources: bool = Field(
         default=False, description="place a rank only where Ray has `whalepod_prefill`, `_decode` or `_vision` for it"
     )

@@ -81,6 +81,8 @@ def _gpu_contradictions(name: str, pool: PrefillSettings | DecodeSettings, *, de
 
 
 def _rank_host_contradictions(config: ClusterConfig) -> Iterator[str]:
+    if config.ray.one_node and config.ranks_apart:
+        yield "ray.one_node and ranks_apart are both on: ranks of a pool share a machine, or none do"
     if config.rank_host is not None and not config.ranks_apart:
         yield "rank_host is set, but ranks_apart is off: only ranks with an address of their own have such hosts"
     if config.rank_host is not None:

@@ -133,7 +133,8 @@ class RankPools:
         places = list(rank_places(self._config))
         for pool in dict.fromkeys(place.pool for place in places):
             in_pool = [place for place in places if place.pool == pool]
-            self._groups[pool] = placement_group([bundle(self._config, pool)] * len(in_pool), strategy="PACK")
+            strategy = "STRICT_PACK" if self._config.ray.one_node else "PACK"
+            self._groups[pool] = placement_group([bundle(self._config, pool)] * len(in_pool), strategy=strategy)
             for place in in_pool:
                 self.start_rank(place)
 

@@ -71,6 +71,7 @@ CONTRADICTIONS: list[tuple[dict[str, str], str, str]] = [
         "prefill.context_parallel is 2",
         "rank_host",
     ),
+    ({"--ray-one-node": "true", "--ranks-apart": "true"}, "ray.one_node", "ranks_apart"),
     ({"--prefill-gpus": "1"}, "prefill.gpus is 1", "engine.device is cpu"),
     ({"--prefill-gpus": "1", "--engine-device": "cuda:1"}, "prefill.gpus is 1", "engine.device is cuda:1"),
     ({"--decode-port": "8102", "--prefill-replicas": "4"}, "prefill.port + 2", "decode.port + 0"),
