@@ -6,6 +6,7 @@ import asyncio
 import threading
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import Any
 
 import grpc
@@ -43,7 +44,9 @@ OPTIONS = MembershipOptions(
 class Rank:
     """One rank of a pool, without an engine: a network whose experts it shares, and everything that keeps it in."""
 
-    def __init__(self, index: int, addresses: list[str], incarnation: int) -> None:
+    def __init__(
+        self, index: int, addresses: list[str], incarnation: int, *, options: MembershipOptions = OPTIONS
+    ) -> None:
         config, seat = WEIGHTS.config, Seat(index, len(addresses))
         placements = seat.placements(config)
         bank = ExpertBank(index, placements)
@@ -53,7 +56,7 @@ class Rank:
             GroupPeers(addresses, index=index, secret=SECRET, clock=SYSTEM_CLOCK),
             incarnation=Incarnation(incarnation),
             host="127.0.0.1",
-            options=OPTIONS,
+            options=options,
         )
         self.loop = GroupLoop(
             bank,
@@ -95,9 +98,9 @@ class Rank:
 
 
 @asynccontextmanager
-async def pool(size: int, ports: list[int]) -> AsyncGenerator[list[Rank]]:
+async def pool(size: int, ports: list[int], *, options: MembershipOptions = OPTIONS) -> AsyncGenerator[list[Rank]]:
     addresses = [f"127.0.0.1:{port}" for port in ports[:size]]
-    ranks = [Rank(index, addresses, 1) for index in range(size)]
+    ranks = [Rank(index, addresses, 1, options=options) for index in range(size)]
     try:
         for rank in ranks:
             await rank.start()
@@ -159,7 +162,7 @@ async def test_a_rank_that_comes_back_is_taken_in_between_two_steps(ports: list[
 
 
 async def test_work_that_was_aborted_is_undone_and_done_again(ports: list[int]) -> None:
-    async with pool(2, ports) as ranks:
+    async with pool(2, ports, options=replace(OPTIONS, watch_interval_s=60.0)) as ranks:  # the step notices first
         began, undone = threading.Event(), threading.Event()
 
         def call() -> str:
