@@ -126,7 +126,9 @@ class LocalCluster:
         """Until every rank is registered and the router is ready and knows them all. Raises UnavailableError, saying
         what is not."""
         deadline = Deadline.after(timeout_s)
-        wanted = {place.rank_id for place in rank_places(self.config)}
+        places = list(rank_places(self.config))
+        wanted = {place.rank_id for place in places}
+        placed = sum(place.takes_requests(self.config) for place in places)
         told: set[RankId] = set()
         async with self.watching_ranks() as watcher, httpx.AsyncClient(trust_env=False, verify=False) as client:
             # Our own child on our own machine is asked how it is; its certificate is for clients.
@@ -135,7 +137,7 @@ class LocalCluster:
                 for rank_id in sorted(set(watcher.ranks) - told):
                     told.add(rank_id)
                     self._say(_describe(watcher.ranks[rank_id]))
-                router_ready = await self._router_is_ready(client, ranks=len(wanted))
+                router_ready = await self._router_is_ready(client, ranks=placed)
                 if router_ready and wanted <= told:
                     return
                 if deadline.expired:

@@ -45,6 +45,10 @@ class RankPlace:
     def rank_id(self) -> RankId:
         return RankId(f"{self.pool}-{self.index}")
 
+    def takes_requests(self, config: ClusterConfig) -> bool:
+        """Routers send it some; to a rank that follows another they do not."""
+        return self.pool != "prefill" or config.prefill_role(self.index).is_prefill
+
 
 def rank_places(config: ClusterConfig) -> Iterator[RankPlace]:
     for pool in RANK_ENTRY_POINTS:

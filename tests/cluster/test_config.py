@@ -11,7 +11,7 @@ from pydantic import SecretStr
 from whalepod.cluster.config import ClusterConfig
 from whalepod.cluster.config_sources import load_config
 from whalepod.cluster.pool_settings import PrefillSettings
-from whalepod.cluster.pools import bundle
+from whalepod.cluster.pools import bundle, rank_places
 from whalepod.cluster.rank_group import computes_in_group, group_addresses
 from whalepod.cluster.registration import RankRole
 from whalepod.core.errors import ConfigError
@@ -147,6 +147,8 @@ def test_the_first_rank_of_each_group_has_its_prompts_and_finds_the_others() -> 
     assert roles == [RankRole.PREFILL_FULL, RankRole.PREFILL_MEMBER] * 2
     assert [role.pool for role in roles] == ["prefill"] * 4
     assert [role.is_prefill for role in roles] == [True, False] * 2
+    taking = [place.rank_id for place in rank_places(config) if place.takes_requests(config)]
+    assert taking == ["prefill-0", "prefill-2", "decode-0"]
     assert computes_in_group(config, pool="prefill")
     assert not computes_in_group(config, pool="decode")
     assert group_addresses(config, "prefill", 3) == (["127.0.0.1:8102", "127.0.0.1:8103"], 1)
