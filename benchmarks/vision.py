@@ -5,7 +5,9 @@
 Clusters of real processes on this machine, one after another, with the model that ships: one whose prefill and decode
 ranks encode images themselves, then one for each number of vision ranks. Each is asked rounds of N conversations with
 an image that it has not seen, some at a time, for one token, and each round once more. Figures are medians of the
-rounds, and the least and most say how far to trust them: where those of two clusters overlap, they do not differ.
+rounds, and the least and most say how far to trust them: where those of two clusters overlap, they do not differ. A
+machine that is busy with other things slows one cluster more than another: what is left then is each cluster's rate
+of new images as a share of its rate of the same ones again, round by round.
 
 What one image costs alone, on one core and in this process, says what there is to gain: the router makes it ready
 (decoding, resizing and encoding it again), and whoever encodes it decodes that, resizes and runs the tower. On few
@@ -91,10 +93,18 @@ def main() -> None:
     print("alone, one image: " + ", ".join(f"{1000 * seconds:.0f} ms {name}" for name, seconds in costs.items()))
     counts = [0, *map(int, options.replicas.split(","))]
     found: dict[int, Rounds] = {}
+    shares: dict[int, float] = {}
     for count in counts:
         cold, warm = measure(count, images=options.images, rounds=options.rounds, at_a_time=options.at_a_time)
         found[count] = cold
-        print(f"{count or 'no'} vision ranks: {cold}\n  seen before: {warm}", flush=True)
+        shares[count] = median(
+            one.images_per_s / again.images_per_s for one, again in zip(cold.rounds, warm.rounds, strict=True)
+        )
+        print(
+            f"{count or 'no'} vision ranks (load {os.getloadavg()[0]:.1f}): {cold}\n  seen before: {warm}; "
+            f"new ones at {shares[count]:.0%} of that",
+            flush=True,
+        )
     figures: dict[str, float] = {
         "images_per_s_inline": found[0].images_per_s,
         "first_token_s_inline": found[0].first_token_s,
@@ -102,6 +112,7 @@ def main() -> None:
         "first_token_s_separate": found[counts[1]].first_token_s,
     }
     figures |= {f"images_per_s_{count}_ranks": found[count].images_per_s for count in counts[1:]}
+    figures |= {f"new_of_seen_{count}_ranks": share for count, share in shares.items()}
     figures |= {f"alone_s_{name.replace(' ', '_')}": seconds for name, seconds in costs.items()}
     print(json.dumps({name: round(value, 4) for name, value in figures.items()}))
 
