@@ -146,10 +146,10 @@ def test_f12_a_reply_that_stops_anywhere_is_a_miss_in_time(
 
     client = open_client(scripted(handler).address)
     counts: list[int] = []
-    took_s = seconds_of(lambda: counts.append(fetched(client, seconds=0.1)))
+    took_s = seconds_of(lambda: counts.append(fetched(client, seconds=0.3)))
     released.set()
     assert counts == [5]
-    assert took_s < 0.15
+    assert took_s < 0.45
     assert fetched(client) == 16
 
 
