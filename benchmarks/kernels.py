@@ -27,6 +27,7 @@ CASES = (
     "global_entries",
     "pointwise",
     "products",
+    "sampling",
 )
 
 

@@ -30,7 +30,7 @@ from .engine import Delivery, Engine
 from .interface import EngineRequest, Fidelity, FinishedEvent, SampledToken, TokensEvent
 from .options import RankOptions
 from .rank_model import RankModel
-from .runner import StepRunner
+from .runner import StepRunner, on_host
 from .sampling_params import SamplingParams
 from .speculation.cost_table import CostTable
 from .speculation.options import SpeculationOptions, Verification
@@ -295,7 +295,7 @@ class LeakyRunner:
 
     def run(self, rows: Ordered[LaunchedRows]) -> list[NDArray[np.float32] | None]:
         factor = np.float32(1) + LEAK * np.float32(len(rows) - 1)
-        return [None if logits is None else logits * factor for logits in self._runner.run(rows)]
+        return [None if logits is None else on_host(logits) * factor for logits in self._runner.run(rows)]
 
     def draft(self, anchors: Ordered[Anchor], choose: Chooser, tokens: int) -> Drafts:
         return self._runner.draft(anchors, choose, tokens)

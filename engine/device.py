@@ -27,7 +27,7 @@ from whalepod.model.draft import Anchor
 from .block_pool import Slot
 from .grammar.masks import Flags
 from .interface import SampledToken, StepWork
-from .runner import LogitsOrError, StepRunner, run_isolated
+from .runner import LogitsOrError, RowLogits, StepRunner, run_isolated
 from .sequence import Sequence
 from .speculation.acceptance import Hearing, Said, judge_isolated
 from .speculation.budget import Holder
@@ -278,7 +278,7 @@ def _candidate(row: LaunchedRows, speculator: Speculator) -> Candidate:
 
 
 def _hearing(
-    row: LaunchedRows, logits: NDArray[np.float32], proposal: Proposal | None, allowed: Ordered[Flags | ServingError]
+    row: LaunchedRows, logits: RowLogits, proposal: Proposal | None, allowed: Ordered[Flags | ServingError]
 ) -> Hearing:
     drafts = proposal.drafts if proposal is not None else ()
     return Hearing(

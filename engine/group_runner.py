@@ -5,9 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
 from whalepod.core.errors import WorkerLostError
 from whalepod.model.caches import Caches
 from whalepod.model.config import ModelConfig
@@ -20,7 +17,7 @@ from .expert_parallel.group import Job
 from .expert_parallel.group_loop import GroupLoop
 from .expert_parallel.transport import GroupBrokenError
 from .rank_model import RankModel
-from .runner import Runner, StepRunner
+from .runner import RowLogits, Runner, StepRunner
 from .saved_rings import SavedRings
 
 
@@ -51,7 +48,7 @@ class GroupRunner:
             caches.ring_rows - config.window + 1, caches.group_ring_rows - config.group_tokens + 1
         )
 
-    def run(self, rows: Sequence[LaunchedRows]) -> list[NDArray[np.float32] | None]:
+    def run(self, rows: Sequence[LaunchedRows]) -> Sequence[RowLogits | None]:
         """As the inner one does. Raises WorkerLostError once the rank has left its group."""
         counts = [len(row.segment.token_ids) for row in rows]
         slots = [row.slot.index for row, count in zip(rows, counts, strict=True) if count > self._again_rows_max]

@@ -7,6 +7,7 @@ from collections.abc import Sequence as Ordered
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -26,14 +27,16 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-LogitsOrError = NDArray[np.float32] | None | Exception
-"""[rows, vocab] logits of the rows that asked for them, None if none did, or what computing them raised."""
+RowLogits = NDArray[np.float32] | Tensor
+"""[rows, vocab] float32: an array on a CPU. On a GPU a tensor there, valid until the next rows are computed."""
+LogitsOrError = RowLogits | None | Exception
+"""Of the rows that asked for them, None if none did, or what computing them raised."""
 
 
 class StepRunner(Protocol):
     """Computes the rows of a step: the network, or what stands in for it."""
 
-    def run(self, rows: Ordered[LaunchedRows]) -> list[NDArray[np.float32] | None]: ...
+    def run(self, rows: Ordered[LaunchedRows]) -> Ordered[RowLogits | None]: ...
 
     def draft(self, anchors: Ordered[Anchor], choose: Chooser, tokens: int) -> Drafts: ...
 
@@ -46,9 +49,8 @@ class Runner:
         self._caches = caches
         self._graphs = DecodeGraphs(network, caches) if DecodeGraphs.can_hold(network, caches) else None
 
-    def run(self, rows: Ordered[LaunchedRows]) -> list[NDArray[np.float32] | None]:
-        """Compute the rows. For each: logits [rows, vocab] float32 of those from `logits_start` on, None if there are
-        none.
+    def run(self, rows: Ordered[LaunchedRows]) -> list[RowLogits | None]:
+        """Compute the rows. For each: logits of those from `logits_start` on, None if there are none.
 
         Rows of requests that are all `fast` are computed in whole batches; one `exact` request among them, and all are
         computed in tiles (`design.md` §4). This is where it is decided.
@@ -56,8 +58,11 @@ class Runner:
         with whole_batches(all(row.sequence.request.fidelity is Fidelity.FAST for row in rows)):
             return self._compute(rows)
 
-    def _compute(self, rows: Ordered[LaunchedRows]) -> list[NDArray[np.float32] | None]:
-        logits = self._logits(rows).float().cpu().numpy()
+    def _compute(self, rows: Ordered[LaunchedRows]) -> list[RowLogits | None]:
+        on_device = self._logits(rows).float()
+        logits: RowLogits = on_device if on_device.is_cuda else on_device.numpy()
+        if on_device.is_cuda and any(row.guided for row in rows):
+            torch.cuda.current_stream().synchronize()  # nothing is drawn of these yet that would wait for them
         counts = [
             0 if start is None else end - start
             for start, end in ((r.segment.logits_start, r.segment.end) for r in rows)
@@ -106,4 +111,13 @@ def run_isolated(runner: StepRunner, rows: Ordered[LaunchedRows]) -> list[Logits
             log.exception("the rows of a request cannot be computed")
             return [error]
     log.warning("a step failed, each of its requests runs alone", extra={"requests": len(rows)})
-    return [result for row in rows for result in run_isolated(runner, [row])]
+    return [_kept(result) for row in rows for result in run_isolated(runner, [row])]
+
+
+def _kept(result: LogitsOrError) -> LogitsOrError:
+    """Still there after the next rows are computed."""
+    return result.clone() if isinstance(result, Tensor) else result
+
+
+def on_host(logits: RowLogits) -> NDArray[np.float32]:
+    return logits.cpu().numpy() if isinstance(logits, Tensor) else logits

@@ -14,6 +14,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -49,6 +50,15 @@ def noise_key(request: EngineRequest) -> int:
 
 def key_of_request(request_id: RequestId) -> int:
     return int.from_bytes(hashlib.sha256(b"whalepod noise" + request_id).digest()[:8], "little")
+
+
+class RowEdits(NamedTuple):
+    """Changes of single weights of a row."""
+
+    ids: Ids
+    """[edits], each once."""
+    factors: NDArray[np.float32]
+    """[3, edits]: bias; repetition penalty; what is subtracted."""
 
 
 class Sampler:
@@ -91,22 +101,52 @@ class Sampler:
         params = self.params
         if len(self._bias_ids):
             weights[self._bias_ids] += self._bias
-        short = self._output_count + len(drafts) < params.min_tokens
-        if short and self._ends_leave_others(allowed, vocab_size=len(weights)):
+        if self._ends_are_barred(drafts, allowed, vocab_size=len(weights)):
             weights[self._end_ids] = -np.inf
         if params.repetition_penalty != 1:
-            if self._seen is None:
-                self._seen = TokenCounts([*self._prompt_ids, *self._outputs.ids])
-            ids = (self._seen.plus(drafts) if drafts else self._seen).ids
+            ids = self._seen_with(drafts).ids
             penalty, values = np.float32(params.repetition_penalty), weights[ids]
             weights[ids] = np.where(values > 0, values / penalty, values * penalty)
         if params.frequency_penalty or params.presence_penalty:
-            drawn = self._outputs.plus(drafts) if drafts else self._outputs
+            drawn = self._drawn_with(drafts)
             weights[drawn.ids] -= np.float32(params.frequency_penalty) * drawn.counts + np.float32(
                 params.presence_penalty
             )
         if allowed is not None:
             np.copyto(weights, -np.inf, where=~allowed)
+
+    def edits(self, *, drafts: Sequence[int], allowed: Flags | None, vocab_size: int) -> RowEdits | None:
+        """What `apply_rules` does before the grammar's mask, as numbers; None: nothing."""
+        params = self.params
+        barred = self._end_ids if self._ends_are_barred(drafts, allowed, vocab_size=vocab_size) else self._end_ids[:0]
+        seen = self._seen_with(drafts) if params.repetition_penalty != 1 else None
+        drawn = self._drawn_with(drafts) if params.frequency_penalty or params.presence_penalty else None
+        every = [self._bias_ids, barred, *(counts.ids for counts in (seen, drawn) if counts is not None)]
+        if not any(map(len, every)):
+            return None
+        ids = np.unique(np.concatenate(every))
+        factors = np.zeros((3, len(ids)), np.float32)
+        factors[1] = 1
+        factors[0, np.searchsorted(ids, self._bias_ids)] = self._bias
+        factors[0, np.searchsorted(ids, barred)] = -np.inf
+        if seen is not None:
+            factors[1, np.searchsorted(ids, seen.ids)] = params.repetition_penalty
+        if drawn is not None:
+            less = np.float32(params.frequency_penalty) * drawn.counts + np.float32(params.presence_penalty)
+            factors[2, np.searchsorted(ids, drawn.ids)] = less
+        return RowEdits(ids, factors)
+
+    def _seen_with(self, drafts: Sequence[int]) -> TokenCounts:
+        if self._seen is None:
+            self._seen = TokenCounts([*self._prompt_ids, *self._outputs.ids])
+        return self._seen.plus(drafts) if drafts else self._seen
+
+    def _drawn_with(self, drafts: Sequence[int]) -> TokenCounts:
+        return self._outputs.plus(drafts) if drafts else self._outputs
+
+    def _ends_are_barred(self, drafts: Sequence[int], allowed: Flags | None, *, vocab_size: int) -> bool:
+        short = self._output_count + len(drafts) < self.params.min_tokens
+        return short and self._ends_leave_others(allowed, vocab_size=vocab_size)
 
     def _ends_leave_others(self, allowed: Flags | None, *, vocab_size: int) -> bool:
         """Without the tokens that end the request something may still follow."""

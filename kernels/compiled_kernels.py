@@ -12,184 +12,22 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from triton.experimental.gluon._runtime import GluonASTSource
 
-ARCHITECTURES: tuple[int, ...] = (90, 100)
+from .kernel_signatures import (
+    ATTENTION_SIGNATURE,
+    CANDIDATES_SIGNATURE,
+    ENTRIES_SIGNATURE,
+    EXPERTS_SIGNATURE,
+    MESSAGES_SIGNATURE,
+    MHC_SIGNATURE,
+    QUERIES_SIGNATURE,
+    ROWS_SIGNATURE,
+    SAMPLING_SIGNATURE,
+    SCORES_SIGNATURE,
+    TOP_SIGNATURE,
+    WINDOW_SIGNATURE,
+)
 
-ATTENTION_SIGNATURE = {
-    "queries": "*bf16",
-    "window": "*u8",
-    "bases": "*i32",
-    "positions": "*i32",
-    "lowest": "*i32",
-    "entries": "*u8",
-    "chosen": "*i32",
-    "sink": "*fp32",
-    "cos": "*fp32",
-    "sin": "*fp32",
-    "out": "*bf16",
-    "part_out": "*fp32",
-    "part_stats": "*fp32",
-    "logit_scale": "fp32",
-    "ring": "i32",
-    "window_rows": "i32",
-    "chosen_stride": "i32",
-    "items": "i32",
-}
-SCORES_SIGNATURE = {
-    "queries": "*bf16",
-    "weights": "*fp32",
-    "keys": "*u8",
-    "tables": "*i32",
-    "table_stride": "i32",
-    "visible": "*i32",
-    "group_starts": "*i32",
-    "group_counts": "*i32",
-    "group_sequences": "*i32",
-    "scores": "*fp32",
-    "stride": "i32",
-}
-TOP_SIGNATURE = {
-    "scores": "*fp32",
-    "stride": "i32",
-    "visible": "*i32",
-    "maxima": "*i32",
-    "groups": "i32",
-    "bounds": "*i32",
-    "kept_counts": "*i32",
-    "kept_orders": "*i32",
-    "kept_entries": "*i32",
-    "good_groups": "*i32",
-    "out": "*i32",
-}
-MHC_SIGNATURE = {
-    "streams": "*bf16",
-    "fn": "*fp32",
-    "products": "*fp32",
-    "squares": "*fp32",
-    "rows": "i32",
-    "width": "i32",
-    "steps": "i32",
-    "parts": "i32",
-    "scale": "*fp32",
-    "base": "*fp32",
-    "pre": "*fp32",
-    "post": "*fp32",
-    "comb": "*fp32",
-    "rms_eps": "fp32",
-    "eps": "fp32",
-    "iterations": "i32",
-    "weights": "*fp32",
-    "y": "*bf16",
-    "out": "*bf16",
-}
-WINDOW_SIGNATURE = {
-    "rows": "*bf16",
-    "weight": "*bf16",
-    "cos": "*fp32",
-    "sin": "*fp32",
-    "destinations": "*i32",
-    "pool": "*u8",
-    "eps": "fp32",
-}
-QUERIES_SIGNATURE = {"queries": "*bf16", "cos": "*fp32", "sin": "*fp32", "out": "*bf16", "vectors": "i32"}
-ENTRIES_SIGNATURE = {
-    "raw": "*fp32",
-    "ring": "*fp32",
-    "earlier": "*i32",
-    "norm": "*bf16",
-    "cos": "*fp32",
-    "sin": "*fp32",
-    "destinations": "*i32",
-    "latents": "*bf16",
-    "projected": "*bf16",
-    "entries": "*u8",
-    "keys": "*u8",
-    "rows": "i32",
-    "eps": "fp32",
-    "places": "*i32",
-}
-CANDIDATES_SIGNATURE = SCORES_SIGNATURE | {
-    "maxima": "*fp32",
-    "blocks": "*i32",
-    "block_count": "i32",
-    "segments": "*i32",
-    "top_blocks": "i32",
-    "counts": "*i32",
-    "chosen": "*i32",
-    "entries": "*i32",
-    "places": "*i32",
-    "count": "i32",
-    "total": "i32",
-}
-EXPERTS_SIGNATURE = {
-    "x": "*bf16",
-    "ids": "*i64",
-    "counts": "*i32",
-    "cursors": "*i32",
-    "pairs": "i32",
-    "tiles": "i32",
-    "starts": "*i32",
-    "ends": "*i32",
-    "order": "*i32",
-    "tile_experts": "*i32",
-    "tile_starts": "*i32",
-    "tile_ends": "*i32",
-    "gate_up": "*bf16",
-    "hidden": "*bf16",
-    "down": "*bf16",
-    "weights": "*fp32",
-    "parts": "*fp32",
-    "out": "*fp32",
-    "limit": "fp32",
-    "columns": "i32",
-    "choices": "i32",
-    "width": "i32",
-}
-MESSAGES_SIGNATURE = {
-    "x": "*bf16",
-    "ids": "*i64",
-    "ranks": "*i64",
-    "counts": "*i64",
-    "slots": "*i64",
-    "messages": "*u8",
-    "heads": "*i32",
-    "records": "*u8",
-    "rows": "*bf16",
-    "places": "*i64",
-    "outputs": "*fp32",
-    "weights": "*fp32",
-    "out": "*fp32",
-    "pairs": "i32",
-    "chosen": "i32",
-    "source": "i32",
-    "replicas": "i32",
-    "room": "i32",
-    "message_ints": "i32",
-    "message_bytes": "i32",
-    "body_start": "i32",
-    "row_bytes": "i32",
-    "absent": "i32",
-    "width": "i32",
-}
-ROWS_SIGNATURE = {
-    "x": "*bf16",
-    "weight": "*bf16",
-    "out": "*bf16",
-    "codes": "*u8",
-    "scales": "*u8",
-    "cos": "*fp32",
-    "sin": "*fp32",
-    "vectors": "i32",
-    "eps": "fp32",
-    "streams": "*bf16",
-    "projected": "*bf16",
-    "text": "*u8",
-    "logits": "*fp32",
-    "bias": "*fp32",
-    "bias_stride": "i32",
-    "ids": "*i64",
-    "weights": "*fp32",
-    "factor": "fp32",
-}
+ARCHITECTURES: tuple[int, ...] = (90, 100)
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,7 +59,7 @@ class Kernel:
 
 
 def kernels() -> list[Kernel]:
-    return [*_attention(), *_index_scores(), *_selection(), *_caches(), *_experts(), *_streams()]
+    return [*_attention(), *_index_scores(), *_selection(), *_caches(), *_experts(), *_streams(), *_sampling()]
 
 
 def _attention() -> Iterator[Kernel]:
@@ -441,6 +279,30 @@ def _streams() -> Iterator[Kernel]:
             for quantise in (False, True)
         ),
         Kernel("quantise", "round_trip_kernel", ROWS_SIGNATURE, {"BLOCK": 1024}),
-        Kernel("rope", "rotate_kernel", ROWS_SIGNATURE, {"HEADS": 64, "WIDTH": 512, "PAIRS": 32, "EACH": 32}),
+        Kernel(
+            "rope",
+            "rotate_kernel",
+            ROWS_SIGNATURE,
+            {"HEADS": 64, "WIDTH": 512, "PAIRS": 32, "EACH": 8},
+            {"num_warps": 1},
+        ),
         Kernel("engram_gate", "let_in_kernel", ROWS_SIGNATURE, row | {"S": 4, "MASKED": True}),
+    )
+
+
+def _sampling() -> Iterator[Kernel]:
+    parts = {"PARTS": 16, "TILE": 1024, "TILES": 8}
+    yield from (
+        Kernel("sampling", "edits_kernel", SAMPLING_SIGNATURE, {"BLOCK": 256}),
+        Kernel("sampling", "masks_kernel", SAMPLING_SIGNATURE, {"TILE": 1024}),
+        *(Kernel("sampling", "draw_kernel", SAMPLING_SIGNATURE, parts | {"WIDE": wide}) for wide in (False, True)),
+        *(
+            Kernel("sampling", "join_kernel", SAMPLING_SIGNATURE, {"PARTS": 16, "WIDE": wide}, {"num_warps": 1})
+            for wide in (False, True)
+        ),
+        *(
+            Kernel("sampling", "masses_kernel", SAMPLING_SIGNATURE, parts | {"DIVIDE": divide})
+            for divide in (False, True)
+        ),
+        Kernel("sampling", "choose_kernel", SAMPLING_SIGNATURE, {"COUNT": 1024, "PARTS": 16}),
     )

@@ -9,13 +9,10 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 
-import numpy as np
-from numpy.typing import NDArray
-
 from whalepod.engine.device import LaunchedRows
 from whalepod.engine.expert_parallel.transport import GroupBrokenError, Transport
 from whalepod.engine.interface import Fidelity
-from whalepod.engine.runner import StepRunner
+from whalepod.engine.runner import RowLogits, StepRunner
 from whalepod.engine.saved_rings import SavedRings
 from whalepod.kernels.numerics import whole_batches
 from whalepod.model.caches import Caches
@@ -46,9 +43,9 @@ class ContextRunner:
         self._held: dict[int, tuple[int, int]] = {}
         """By slot: the generation of its holder, and the position up to which the others have its state."""
 
-    def run(self, rows: Sequence[LaunchedRows]) -> list[NDArray[np.float32] | None]:
+    def run(self, rows: Sequence[LaunchedRows]) -> list[RowLogits | None]:
         """As the inner one does, to the bit where rows do not depend on their batch (`exact`)."""
-        divided: dict[int, NDArray[np.float32] | None] = {}
+        divided: dict[int, RowLogits | None] = {}
         for index, row in enumerate(rows):
             if self._may_divide(row):
                 run = self._try_together(row)

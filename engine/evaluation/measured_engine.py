@@ -8,7 +8,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from queue import SimpleQueue
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,7 +30,7 @@ from whalepod.engine.interface import (
 )
 from whalepod.engine.options import RankOptions
 from whalepod.engine.rank_model import RankModel
-from whalepod.engine.runner import StepRunner
+from whalepod.engine.runner import RowLogits, StepRunner, on_host
 from whalepod.engine.sampling_params import SamplingParams
 from whalepod.engine.speculation.options import SpeculationOptions
 from whalepod.model.draft import Anchor, Chooser, Drafts
@@ -204,12 +204,12 @@ class _ForcingRunner:
         self._runner = runner
         self._forced = forced
 
-    def run(self, rows: Sequence[LaunchedRows]) -> list[NDArray[np.float32] | None]:
-        results: list[NDArray[Any] | None] = []
+    def run(self, rows: Sequence[LaunchedRows]) -> list[RowLogits | None]:
+        results: list[RowLogits | None] = []
         for row, logits in zip(rows, self._runner.run(rows), strict=True):
             forced = self._forced.get(row.sequence.request.request_id)
             if forced is not None and row.draws and logits is not None:
-                logits = forced.replace(logits, position=row.segment.end)
+                logits = forced.replace(on_host(logits), position=row.segment.end)
             results.append(logits)
         return results
 

@@ -14,16 +14,19 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from torch import Tensor
 
 from whalepod.core.errors import InternalError, ServingError
+from whalepod.engine.device_sampling import Group, draw_groups
 from whalepod.engine.grammar.masks import Flags
 from whalepod.engine.interface import SampledToken
 from whalepod.engine.noise import ACCEPT_COIN, noise_words, uniform_of
+from whalepod.engine.runner import RowLogits, on_host
 from whalepod.engine.sampling import (
     VALUES_AT_ONCE,
     DrawRow,
@@ -52,7 +55,7 @@ class Hearing:
     sampler: Sampler
     position: int
     """Of the token after the first row."""
-    logits: Logits
+    logits: RowLogits
     """[1 + drafts, vocab]"""
     drafts: Sequence[int] = ()
     laws: Logits | None = None
@@ -66,6 +69,12 @@ class Hearing:
         assert not isinstance(allowed, ServingError)
         return DrawRow(self.sampler, self.position + place, drafts=self.drafts[:place], allowed=allowed)
 
+    @property
+    def reachable(self) -> range:
+        """Places before the first dead end."""
+        places = range(1 + len(self.drafts))
+        return range(next((place for place in places if self.dead_end(place) is not None), len(places)))
+
     def dead_end(self, place: int) -> ServingError | None:
         """Why nothing may follow here."""
         allowed = self.allowed[place] if place < len(self.allowed) else None
@@ -78,6 +87,30 @@ def judge(hearings: Sequence[Hearing], *, simulated: float | None = None) -> lis
     `simulated`: not what drafts are decides whether they stand but a coin of this bias. For measuring; answers are
     nonsense.
     """
+    groups = {
+        index: Group(each.logits, [each.row(place) for place in each.reachable])
+        for index, each in enumerate(hearings)
+        if isinstance(each.logits, Tensor) and each.laws is None and simulated is None
+    }
+    # Coupled requests whose logits are on a GPU: all their rows are drawn at once.
+    drawn = iter(draw_groups(list(groups.values())))
+    others = [replace(each, logits=on_host(each.logits)) for i, each in enumerate(hearings) if i not in groups]
+    judged = iter(_judge_on_host(others, simulated))
+    return [_said(each, next(drawn)) if i in groups else next(judged) for i, each in enumerate(hearings)]
+
+
+def _said(hearing: Hearing, tokens: Sequence[SampledToken | InternalError]) -> Said:
+    """Up to the first token that is not the draft there."""
+    for place, token in enumerate(tokens):
+        draft = hearing.drafts[place] if place < len(hearing.drafts) else None
+        if isinstance(token, InternalError) or token.id != draft:
+            return tuple(tokens[: place + 1])
+    error = hearing.dead_end(len(tokens))
+    assert error is not None, "the last row has no draft"
+    return (*tokens, error)
+
+
+def _judge_on_host(hearings: Sequence[Hearing], simulated: float | None) -> list[Said]:
     said: list[list[SampledToken | ServingError]] = [[] for _ in hearings]
     going, place = _without_dead_ends(hearings, range(len(hearings)), 0, said), 0
     plain = [index for index in going if not hearings[index].drafts]

@@ -28,8 +28,8 @@ def rotate_kernel(
 def rotate_in_place(x: Tensor, cos: Tensor, sin: Tensor) -> None:
     """As `whalepod.kernels.rope.rotate_in_place`, on a GPU, or in Triton's interpreter. Pairs a power of two."""
     rows, heads, width = x.shape
-    vectors, each = rows * heads, 32
+    vectors, each = rows * heads, 8
     if vectors:
         rotate_kernel[(triton.cdiv(vectors, each),)](
-            x, cos, sin, vectors, HEADS=heads, WIDTH=width, PAIRS=cos.shape[1], EACH=each, num_warps=4
+            x, cos, sin, vectors, HEADS=heads, WIDTH=width, PAIRS=cos.shape[1], EACH=each, num_warps=1
         )

@@ -30,7 +30,7 @@ class RowCounter:
         self._runner = runner
         self.rows = 0
 
-    def run(self, rows: Sequence[LaunchedRows]) -> list[Any]:
+    def run(self, rows: Sequence[LaunchedRows]) -> Sequence[Any]:
         self.rows += sum(len(row.segment.token_ids) for row in rows)
         return self._runner.run(rows)
 

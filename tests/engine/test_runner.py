@@ -7,12 +7,11 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from numpy.typing import NDArray
 
 from tests.engine.engine_world import GREEDY, OPTIONS, World, oracle, prompt_of
 from whalepod.engine.device import LaunchedRows
 from whalepod.engine.interface import Fidelity, SampledToken
-from whalepod.engine.runner import StepRunner
+from whalepod.engine.runner import RowLogits, StepRunner
 from whalepod.kernels.native import library
 from whalepod.kernels.numerics import ROW_TILE, tile_rows
 from whalepod.model.draft import Anchor, Chooser, Drafts
@@ -27,7 +26,7 @@ class _Spy:
         self._runner = runner
         self.left_behind: set[int] = set()
 
-    def run(self, rows: Sequence[LaunchedRows]) -> list[NDArray[np.float32] | None]:
+    def run(self, rows: Sequence[LaunchedRows]) -> Sequence[RowLogits | None]:
         results = self._runner.run(rows)
         self.left_behind.add(tile_rows(1000))
         return results

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from whalepod.engine.expert_parallel.placement import even_placement
+from whalepod.kernels import sampling
 from whalepod.kernels.candidates import candidate_blocks, candidate_scores, entry_places
 from whalepod.kernels.candidates import reference as candidates_reference
 from whalepod.kernels.engram_gate import let_in
@@ -260,3 +261,10 @@ def test_products() -> None:
     assert_close(linear(x, weight, out_dtype=torch.float32), wanted, 1e-5)
     x, weight = bf16(48, 8, 4096), bf16(8, 1024, 4096, seed=1)
     assert_close(grouped_linear(x, weight), torch.einsum("rgi,goi->rgo", x.float(), weight.float()))
+
+
+def test_few_rows_are_unsure() -> None:
+    logits, rows = draw(384, 129_280) * 3, torch.arange(384, device="cuda")
+    ids, unsure = sampling.draw(logits, torch.ones(384, device="cuda"), sampling.Noise(rows, rows))
+    wanted, _ = sampling.reference.draw(logits, torch.ones(384, device="cuda"), sampling.Noise(rows, rows))
+    assert not unsure.any() and torch.equal(ids, wanted)
