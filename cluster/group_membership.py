@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Coroutine, Mapping
+from concurrent.futures import CancelledError
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -88,6 +89,8 @@ class GroupMembership:
         self._clock = clock
         self._loop = asyncio.get_running_loop()
         self._place = ProcessPlace.own()
+        self._places: dict[int, ProcessPlace] = {}
+        """Where the others ran when they last answered: one may fall silent before it is first watched."""
         self._epoch = 0
         self._members: tuple[int, ...] = ()
         self._running = False
@@ -131,7 +134,12 @@ class GroupMembership:
         if self._stopping or self._loop.is_closed():
             coroutine.close()
             raise MembershipEndedError
-        return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result()
+        try:
+            return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result()
+        except CancelledError:  # `stop` closes the links that it waits on
+            if self._stopping:
+                raise MembershipEndedError from None
+            raise
 
     def _connect(self, group: group_pb2.Group) -> Formed:
         """Raises GroupBrokenError."""
@@ -205,6 +213,7 @@ class GroupMembership:
         start = Deadline.after(self._options.start_patience_s if self._epoch == 0 else 0.0, self._clock)
         while not self._stopping:
             answers = await self._peers.probe_all()
+            self._places |= {peer: _place_of(answer) for peer, answer in answers.items()}
             working = next((peer for peer, answer in answers.items() if answer.running), None)
             leader = min((self._peers.index, *answers))
             known = max((self._epoch, *(answer.epoch for answer in answers.values())))
@@ -274,12 +283,11 @@ class GroupMembership:
                 continue
             peer = self._next_member()
             if watched != (self._epoch, peer):
-                watched, missed_since, place = (self._epoch, peer), None, None
+                watched, missed_since, place = (self._epoch, peer), None, self._places.get(peer)
             answer = await self._peers.probe(peer)
             present = answer is not None and answer.running and answer.epoch == self._epoch
             if answer is not None:  # a process that lives and has left is not to be ended
-                own = answer.place
-                place = ProcessPlace(own.host, own.pid, own.start_ticks) if present else None
+                place = _place_of(answer) if present else None
             now_s = self._clock.monotonic_s()
             if present:
                 missed_since = None
@@ -319,3 +327,7 @@ class GroupMembership:
                 assert self._group_loop is not None
                 self._group_loop.ask_to_reform()
                 return
+
+
+def _place_of(answer: group_pb2.ProbeResponse) -> ProcessPlace:
+    return ProcessPlace(answer.place.host, answer.place.pid, answer.place.start_ticks)

@@ -19,6 +19,7 @@ from whalepod.cluster.group_membership import GroupMembership, MembershipOptions
 from whalepod.cluster.group_messages import sign, verify_or_raise
 from whalepod.cluster.group_peers import GroupPeers
 from whalepod.cluster.group_servicer import GroupServicer
+from whalepod.cluster.process_place import ProcessPlace
 from whalepod.core.clock import SYSTEM_CLOCK
 from whalepod.core.credentials import ClusterSecret
 from whalepod.core.errors import AuthenticationError
@@ -177,6 +178,18 @@ async def test_work_that_was_aborted_is_undone_and_done_again(ports: list[int]) 
         assert undone.is_set()
         assert members(ranks[0]) == (0,)
         ranks.pop()
+
+
+async def test_the_process_of_a_rank_that_falls_silent_before_it_is_first_watched_is_ended(
+    ports: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else nobody would ever end it: who goes on alone watches nobody."""
+    ended: list[ProcessPlace] = []
+    monkeypatch.setattr(ProcessPlace, "kill", lambda place: ended.append(place) is None)
+    async with pool(2, ports, options=replace(OPTIONS, watch_interval_s=0.5, hung_after_s=0.1)) as ranks:
+        await ranks[1].server.stop(None)
+        await until(lambda: ended)
+    assert ended[0] == ProcessPlace.own()
 
 
 async def test_a_stranger_can_neither_ask_nor_wake(ports: list[int]) -> None:

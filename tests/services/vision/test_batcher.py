@@ -15,8 +15,6 @@ from whalepod.model.vision.grid import ImageGrid
 from whalepod.model.vision.pixels import Patches
 from whalepod.services.vision.batcher import Batcher, Waiting, next_batch
 
-SOON = Deadline.after(600)
-
 
 def image(patches: int) -> Patches:
     return Patches(torch.full((patches, 3, 4, 4), float(patches)), ImageGrid(4 * patches, 4, 1, patches, 1, patches))
@@ -37,7 +35,7 @@ def sizes(batch: Sequence[Waiting]) -> list[int]:
     ],
 )
 def test_a_batch_is_the_oldest_and_those_most_like_it(waiting: list[int], patches_max: int, batch: list[int]) -> None:
-    queue = [Waiting(image(count), SOON) for count in waiting]
+    queue = [Waiting(image(count), Deadline.after(60)) for count in waiting]
     assert sizes(next_batch(queue, patches_max=patches_max)) == batch
 
 
@@ -62,10 +60,10 @@ def test_images_that_wait_are_encoded_together_and_one_that_breaks_fails_alone()
     encoder = Encoder(breaks_at=7)
     batcher = Batcher(encoder, patches_max=100)
     batcher.start()
-    first = batcher.submit(image(50), deadline=SOON)
+    first = batcher.submit(image(50), deadline=Deadline.after(60))
     while batcher.waiting:  # taken, and at the gate
         threading.Event().wait(0.001)
-    others = [batcher.submit(image(count), deadline=SOON) for count in (6, 7, 8)]
+    others = [batcher.submit(image(count), deadline=Deadline.after(60)) for count in (6, 7, 8)]
     encoder.gate.set()
     assert float(first.result(10)[0, 0]) == 50
     assert float(others[0].result(10)[0, 0]) == 6
@@ -80,7 +78,7 @@ def test_what_comes_too_late_is_not_encoded_and_a_rank_that_stops_says_so() -> N
     encoder = Encoder()
     batcher = Batcher(encoder, patches_max=100)
     late = batcher.submit(image(9), deadline=Deadline.after(0))
-    waiting = [batcher.submit(image(1), deadline=SOON) for _ in range(2)]
+    waiting = [batcher.submit(image(1), deadline=Deadline.after(60)) for _ in range(2)]
     batcher.start()
     encoder.gate.set()
     assert all(len(one.result(10)) == 1 for one in waiting)
@@ -89,4 +87,4 @@ def test_what_comes_too_late_is_not_encoded_and_a_rank_that_stops_says_so() -> N
     assert encoder.batches == [[1, 1]]
     batcher.stop()
     with pytest.raises(WorkerLostError):
-        batcher.submit(image(1), deadline=SOON)
+        batcher.submit(image(1), deadline=Deadline.after(60))
