@@ -137,9 +137,10 @@ def test_a_password_is_required_and_not_on_the_command_line() -> None:
 
 
 PARENT = """
-import sys, time
+import signal, sys, time
 from whalepod.cluster.embedded_redis import EmbeddedRedis, EmbeddedRedisSettings
 embedded = EmbeddedRedis(EmbeddedRedisSettings(port=int(sys.argv[1])))
+signal.signal(signal.SIGINT, signal.default_int_handler)  # who runs in the background inherits that it is ignored
 embedded.start()
 sys.stdout.write(f"{embedded.pid}\\n")
 sys.stdout.flush()
