@@ -10,7 +10,7 @@ from whalepod.kernels.numerics import ROW_TILE
 
 pytestmark = pytest.mark.usefixtures("arithmetic")
 
-SHAPES = [(64, 512), (512, 64), (192, 640), (128, 16), (33, 7), (34, 3), (6, 5)]
+SHAPES = [(64, 512), (512, 64), (192, 640), (128, 16), (33, 7), (34, 3), (26, 2), (6, 5)]
 
 
 @pytest.mark.parametrize("rows", [0, 1, ROW_TILE - 1, ROW_TILE, ROW_TILE + 1, 3 * ROW_TILE])
@@ -52,3 +52,8 @@ def test_each_group_of_channels_meets_its_own_matrix() -> None:
 
     torch.testing.assert_close(grouped_linear(x, weight), separately(x))
     assert rows_that_differ(lambda x: grouped_linear(x, weight), seeded(64, 2, 32)) == 0
+
+
+def test_a_row_has_the_same_bits_in_any_batch_with_a_narrow_matrix_a_group() -> None:
+    weight = seeded(1, 3, 34, seed=1)
+    assert rows_that_differ(lambda x: grouped_linear(x, weight), seeded(64, 1, 34)) == 0
