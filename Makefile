@@ -91,11 +91,14 @@ train-tiny: venv corpus  ## train whalepod-tiny from build/corpus into build/wha
 
 # ------------------------------------------------------------------------------------------------------------ check
 
+# A file's tests stay in one worker. `ARGS="-n 0"` runs all in this process, as a debugger needs.
+WORKERS := --numprocesses 2 --dist loadfile
+
 test: venv  ## run the tests that run before every merge
-	$(BIN)/pytest $(TESTS) $(ARGS)
+	$(BIN)/pytest $(WORKERS) $(TESTS) $(ARGS)
 
 test-all: venv  ## run those and the slow ones
-	$(BIN)/pytest -m "" $(TESTS) $(ARGS)
+	$(BIN)/pytest $(WORKERS) -m "" $(TESTS) $(ARGS)
 
 bench-peers: venv  ## fetch what benchmarks compare with into .bench-peers (LMCache 0.5.6's client, sglang-router 0.3.2)
 	@mkdir -p .bench-peers
