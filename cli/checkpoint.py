@@ -100,14 +100,15 @@ def fingerprint(
 ) -> None:
     """Print the name of the weights: ranks share stored state only if theirs agree. Reads every weight file."""
     from rich.console import Console
-    from rich.progress import Progress
 
+    from whalepod.core.progress import MIB, ProgressReport
     from whalepod.model.checkpoint import shard_paths
     from whalepod.model.weights_fingerprint import weight_file_hashes, weights_fingerprint, write_sums
 
-    with Progress(console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task("hashing", total=sum(path.stat().st_size for path in shard_paths(directory)))
-        name = weights_fingerprint(directory, progress=lambda read: bar.advance(task, read))
+    total = sum(path.stat().st_size for path in shard_paths(directory))
+    report = ProgressReport("hashing", unit="MiB", unit_size=MIB, total=total, say=Console(stderr=True).print)
+    with report:
+        name = weights_fingerprint(directory, progress=report.advance)
     if write:
         write_sums(directory, weight_file_hashes(directory))
     typer.echo(name.hex())

@@ -6,15 +6,16 @@ import json
 import os
 import sys
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from whalepod.core.clock import SYSTEM_CLOCK
 from whalepod.core.errors import ConfigError, ServingError
+from whalepod.core.progress import ProgressReport
 
 from .bench import Model, model_dir
 from .eval_tables import tables
@@ -69,8 +70,8 @@ def evaluate(
         held_out or _held_out_file(directory, data), Tokenizer.from_dir(directory), ModelConfig.from_dir(directory)
     )
     started_s = SYSTEM_CLOCK.monotonic_s()
-    with _progress() as bars:
-        baseline = _baseline(directory, data, text, bars) if "loss" in parts else None
+    with ExitStack() as bars:
+        baseline = _baseline(directory, data, text) if "loss" in parts else None
         if record and baseline is not None:
             _write_baseline(baseline, directory)
         evaluation = Evaluation(
@@ -144,7 +145,7 @@ def _held_out_file(directory: Path, data: Path | None) -> Path:
     raise ConfigError(f"there is no held-out text at {', '.join(map(str, places))}: name a file with --held-out")
 
 
-def _baseline(directory: Path, data: Path | None, text: HeldOut, bars: Progress) -> Baseline | None:
+def _baseline(directory: Path, data: Path | None, text: HeldOut) -> Baseline | None:
     """Computed from the data, or the recorded one; None: none was recorded for this text."""
     from whalepod.engine.evaluation.baseline import BASELINE_FILE, Baseline, read_training_tokens
     from whalepod.model.config import ModelConfig
@@ -152,15 +153,15 @@ def _baseline(directory: Path, data: Path | None, text: HeldOut, bars: Progress)
     if data is None:
         return Baseline.read(directory / BASELINE_FILE, held_out_sha256=text.sha256)
     config = ModelConfig.from_dir(directory)
-    task = bars.add_task("5-gram baseline", total=None)
-    return Baseline.computed(
-        read_training_tokens(data),
-        text.documents,
-        held_out_sha256=text.sha256,
-        vocab_size=config.vocab_size,
-        bos_id=config.bos_token_id,
-        progress=lambda done, total: bars.update(task, completed=done, total=total),
-    )
+    with _report("5-gram baseline") as report:
+        return Baseline.computed(
+            read_training_tokens(data),
+            text.documents,
+            held_out_sha256=text.sha256,
+            vocab_size=config.vocab_size,
+            bos_id=config.bos_token_id,
+            progress=report.note,
+        )
 
 
 def _write_baseline(baseline: Baseline, directory: Path) -> None:
@@ -180,26 +181,17 @@ def _tell_of_baseline(console: Console, baseline: Baseline | None, *, wanted: bo
     console.print(f"5-gram baseline: {how}, from {tokens} training tokens with SHA-256 {name}")
 
 
-def _progress() -> Progress:
+def _report(name: str, total: int | None = None) -> ProgressReport:
     """On stderr, so that stdout holds tables and figures only."""
-    return Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        console=Console(stderr=True),
-        transient=True,
-    )
+    console = Console(stderr=True, highlight=False, soft_wrap=True)
+    return ProgressReport(name, unit="items", total=total, say=console.print, console=console)
 
 
-def _begin(bars: Progress) -> Callable[[str, int], Callable[[], None]]:
-    shown: list[Any] = []
+def _begin(bars: ExitStack) -> Callable[[str, int], Callable[[], None]]:
+    """One at a time: the next one ends the one before."""
 
     def begin(name: str, total: int) -> Callable[[], None]:
-        while shown:
-            bars.remove_task(shown.pop())
-        task = bars.add_task(name, total=total)
-        shown.append(task)
-        return lambda: bars.advance(task)
+        bars.close()
+        return bars.enter_context(_report(name, total)).advance
 
     return begin

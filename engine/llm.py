@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from enum import Enum
 from functools import cached_property
@@ -17,12 +18,12 @@ from queue import SimpleQueue
 from typing import Any, TypeVar
 
 from rich.console import Console
-from rich.progress import Progress
 
 from whalepod.core.block_keys import chain_root, derive_block_hashes
 from whalepod.core.clock import Deadline
 from whalepod.core.errors import ConfigError, ServingError
 from whalepod.core.ids import RequestId, mint_request_id
+from whalepod.core.progress import ProgressReport
 from whalepod.core.upstream_variables import SETTINGS, check_fidelity, upstream_values
 from whalepod.model.config import ModelConfig
 from whalepod.model.detokenizer import Detokenizer
@@ -223,14 +224,16 @@ class LLM:
         pictures = [()] * len(listed) if images is None else images
         asked = [self._ask(*one) for one in zip(listed, each, turns, pictures, strict=True)]
         choices = {choice.request_id: (choice, one) for one in asked for choice in one.choices}
-        with _bar(shown=use_tqdm) as bar:
-            refused = sum(choice.ended for choice, _ in choices.values())
-            task = bar.add_task("requests", total=len(choices), completed=refused)
+        refused = sum(choice.ended for choice, _ in choices.values())
+        with _report(len(choices), refused) if use_tqdm else nullcontext() as report:
             for event in self._events():
                 choice, one = choices[event.request_id]
                 if not choice.ended:
                     self._note(choice, one, event)
-                    bar.advance(task, choice.ended)
+                    if report is not None and choice.ended:
+                        report.advance()
+            if report is not None:
+                report.finish()
         return [one.output() for one in asked]
 
     def _note(self, choice: Choice, asked: _Asked, event: StepEvent) -> None:
@@ -351,8 +354,11 @@ def _one_of(kind: type[Kind], texts: Mapping[str, str], name: str, default: Kind
         raise ConfigError(f"dspark.{name} must be one of {allowed}, not {texts[name]!r}") from None
 
 
-def _bar(*, shown: bool) -> Progress:
-    return Progress(console=Console(stderr=True), disable=not shown)
+def _report(requests: int, refused: int) -> ProgressReport:
+    console = Console(stderr=True)
+    report = ProgressReport("requests", unit="requests", total=requests, say=console.print, console=console)
+    report.note(refused)
+    return report
 
 
 def _listed(prompts: Prompt | Sequence[Prompt]) -> Sequence[Prompt]:

@@ -10,11 +10,13 @@ from typing import Self
 import torch
 
 from whalepod.core.errors import ConfigError
+from whalepod.core.progress import MIB, ProgressReport
 from whalepod.kernels.native import library
 from whalepod.kernels.quantise import FP8_BLOCK32, PackedFormat
 from whalepod.kvstore.namespace import Namespace
 from whalepod.kvstore.value_format import BlockLayout
 from whalepod.model.caches import Caches
+from whalepod.model.checkpoint import shard_paths
 from whalepod.model.config import ModelConfig
 from whalepod.model.network import Network
 from whalepod.model.record_formats import RELEASE_FORMATS, CacheFormats, RecordFormat, plain_formats
@@ -27,7 +29,6 @@ from .boundaries import Boundaries
 from .context_parallel.loop import ContextShare
 from .expert_parallel.seat import PooledExperts, Seat
 from .rank_shape import RankShape
-from .reading_log import ReadingLog
 from .state_image import block_layout
 
 DTYPES = {"cpu": torch.float32, "cuda": torch.bfloat16}
@@ -89,18 +90,19 @@ class RankModel:
         experts = None if seat is None else PooledExperts.at(seat, model_dir, config, role=role, dtype=dtype)
         if before_loading is not None:
             before_loading(RankShape(config, role, boundaries, formats, dtype, place, experts))
-        reading = ReadingLog(what=f"role {role.value}" if seat is None else f"role {role.value}, {seat}")
-        network = Network.load(
-            model_dir,
-            role=role,
-            dtype=dtype,
-            input_format=input_format,
-            device=place,
-            make_experts=LocalExperts.from_weights if experts is None else experts.bank.make,
-            wanted=None if experts is None else experts.wanted,
-            progress=reading.note,
-        )
-        reading.finish()
+        what = f"weights of role {role.value}" if seat is None else f"weights of role {role.value}, {seat}"
+        with ProgressReport(what, unit="MiB", unit_size=MIB) as reading:
+            network = Network.load(
+                model_dir,
+                role=role,
+                dtype=dtype,
+                input_format=input_format,
+                device=place,
+                make_experts=LocalExperts.from_weights if experts is None else experts.bank.make,
+                wanted=None if experts is None else experts.wanted,
+                progress=reading.note,
+            )
+            reading.finish()
         tokenizer = Tokenizer.from_dir(model_dir)
         identity = StateIdentity.of(
             model_dir, boundaries, formats, tokenizer, dtype=network.dtype, device=network.device
@@ -171,7 +173,7 @@ class StateIdentity:
         namespace = namespace_of(
             boundaries,
             formats,
-            weights=weights_fingerprint(model_dir),
+            weights=_fingerprint(model_dir),
             tokenizer=tokenizer.fingerprint,
             numerics=numerics_name(device, dtype),
         )
@@ -245,6 +247,13 @@ def namespace_of(
         has_draft=config.num_nextn_predict_layers > 0,
         numerics=numerics,
     )
+
+
+def _fingerprint(model_dir: Path | str) -> bytes:
+    """Of the weights. Reads all that `SHA256SUMS` does not name, which may take as long as loading them."""
+    total = sum(path.stat().st_size for path in shard_paths(Path(model_dir)))
+    with ProgressReport("hashing the weights", unit="MiB", unit_size=MIB, total=total) as hashing:
+        return weights_fingerprint(model_dir, progress=hashing.advance)
 
 
 def _allocate(

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from whalepod.core.clock import SYSTEM_CLOCK
+from whalepod.core.progress import ProgressReport
 from whalepod.model.config import ModelConfig
 from whalepod.model.engram_token_map import engram_token_map
 from whalepod.model.tiny_checkpoint import shipped_tokenizer
@@ -111,18 +112,25 @@ def _draft(options: argparse.Namespace) -> None:
     shipped = {name: as_shipped(name, tensor) for name, tensor in tensors.items()}
     usual = AnswerRecipe(tokens_max=options.answer_tokens, seed=options.seed)
     greedy = replace(usual, temperatures=(0.0,))
+
+    def report(done: int, of: int) -> None:
+        log.write({"answered": done, "documents": of, "documents_s": done / max(progress.elapsed_s, 1e-9)})
+        told.note(done, of)
+
+    progress = Progress(SYSTEM_CLOCK, options.steps, options.seconds)
+    with ProgressReport("answers", unit="documents") as told:
+        corpus = answered(train, backbone, shipped, usual, report=report)
     trainer = DraftTrainer(
         config=config,
-        corpus=answered(
-            train, backbone, shipped, usual, report=lambda done, of: log.write({"answered": done, "documents": of})
-        ),
+        corpus=corpus,
         valid=answered(valid, backbone, shipped, greedy),
         recipe=recipe,
         backbone=backbone,
         tensors=tensors,
         device=device,
     )
-    trainer.run(Progress(SYSTEM_CLOCK, options.steps, options.seconds), options.out, log)
+    progress.begin()
+    trainer.run(progress, options.out, log)
 
 
 def _checkpoint(options: argparse.Namespace) -> None:

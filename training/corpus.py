@@ -26,6 +26,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from whalepod.core.progress import ProgressReport
 from whalepod.model.config import ModelConfig
 from whalepod.model.tiny_checkpoint import shipped_tokenizer, tiny_config_json
 from whalepod.model.tokenizer import Tokenizer
@@ -83,7 +84,11 @@ def build(raw: Path, out: Path, *, made_up: MadeUp, seed: int) -> None:
     }
     for name in ("valid", "train"):
         split = documents(written, made_up, held_out=name == "valid", seed=seed)
-        pairs = [(document, renderer.render(document)) for document in split]
+        with ProgressReport(f"rendering {name}", unit="documents", total=len(split)) as report:
+            pairs: list[tuple[Document, Rendered]] = []
+            for document in split:
+                pairs.append((document, renderer.render(document)))
+                report.advance()
         pairs = [(document, rendered) for document, rendered in pairs if len(rendered.ids) <= TOKENS_MAX]
         index[name] = write_split(out, name, pairs, tokenizer)
         if name == "valid":

@@ -120,21 +120,24 @@ class DraftTrainer:
             self.corpus, documents, recipe.shape, align=self.align, padding=self.config.pad_token_id, seed=recipe.seed
         )
         saved_s = 0.0
-        for batch in batches.batches(self.device):
-            share = progress.share(self.step)
-            if share >= 1:
-                break
-            figures = self.train_step(batch, share)
-            if self.step == 1:
-                progress.begin()  # without the compiler's time
-            if self.step % recipe.log_steps == 0 or self.step == 1:
-                values = {key: float(value) for key, value in figures.items()}
-                if not math.isfinite(values["loss"]):
-                    raise RuntimeError(f"the drafter's loss is {values['loss']} at step {self.step}")
-                log.write({"draft_step": self.step, "elapsed_s": progress.elapsed_s, "share": share, **values})
-            if progress.elapsed_s - saved_s > recipe.save_s:
-                self._report_and_save(progress, out, log)
-                saved_s = progress.elapsed_s
+        with progress.shown("drafter", step=self.step) as report:
+            for batch in batches.batches(self.device):
+                share = progress.share(self.step)
+                if share >= 1:
+                    break
+                figures = self.train_step(batch, share)
+                if self.step == 1:
+                    progress.begin()  # without the compiler's time
+                if self.step % recipe.log_steps == 0 or self.step == 1:
+                    values = {key: float(value) for key, value in figures.items()}
+                    if not math.isfinite(values["loss"]):
+                        raise RuntimeError(f"the drafter's loss is {values['loss']} at step {self.step}")
+                    values["steps_s"] = (self.step - 1) / max(progress.elapsed_s, 1e-9)
+                    log.write({"draft_step": self.step, "elapsed_s": progress.elapsed_s, "share": share, **values})
+                    report.note(self.step, progress.steps_likely(self.step), detail=f"loss {values['loss']:.3f}")
+                if progress.elapsed_s - saved_s > recipe.save_s:
+                    self._report_and_save(progress, out, log)
+                    saved_s = progress.elapsed_s
         self._report_and_save(progress, out, log)
 
     def _report_and_save(self, progress: Progress, out: Path, log: FigureLog) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from whalepod.core.clock import Clock
+from whalepod.core.progress import ProgressReport
 
 
 @dataclass(slots=True)
@@ -37,6 +38,17 @@ class Progress:
         """0 to 1."""
         by_clock = 0.0 if self.seconds is None else self.elapsed_s / self.seconds
         return min(1.0, max(step / self.steps, by_clock))
+
+    def steps_likely(self, step: int) -> float:
+        """How many it will be if the rest goes as fast as what was."""
+        share = self.share(step)
+        return step / share if share > 0 else self.steps
+
+    def shown(self, what: str, *, step: int) -> ProgressReport:
+        """A bar for whoever looks on; a `FigureLog` has lines for others. `step` of the run are done."""
+        report = ProgressReport(what, unit="steps", total=self.steps, clock=self.clock)
+        report.begin_at(step)
+        return report
 
 
 class FigureLog:

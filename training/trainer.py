@@ -122,22 +122,24 @@ class Trainer:
     def run(self, progress: Progress, out: Path, log: FigureLog) -> None:
         saved_s = progress.elapsed_s
         logged_s, logged_tokens = saved_s, self.tokens
-        for batch in self._batches():
-            share = progress.share(self.step)
-            if share >= 1 or self.step >= progress.steps:
-                break
-            figures = self.train_step(batch, share)
-            if self.step % self.recipe.log_steps == 0:
-                values = {key: float(value) for key, value in figures.items()}
-                now_s = progress.elapsed_s
-                values["tokens_s"] = (self.tokens - logged_tokens) / max(now_s - logged_s, 1e-9)
-                log.write({"step": self.step, "tokens": self.tokens, "elapsed_s": now_s, "share": share, **values})
-                logged_s, logged_tokens = now_s, self.tokens
-                if not math.isfinite(values["loss"]):
-                    raise RuntimeError(f"the loss is {values['loss']} at step {self.step}")
-            if progress.elapsed_s - saved_s > self.recipe.save_s:
-                self._report_and_save(progress, out, log)
-                saved_s = progress.elapsed_s
+        with progress.shown("backbone", step=self.step) as report:
+            for batch in self._batches():
+                share = progress.share(self.step)
+                if share >= 1 or self.step >= progress.steps:
+                    break
+                figures = self.train_step(batch, share)
+                if self.step % self.recipe.log_steps == 0:
+                    values = {key: float(value) for key, value in figures.items()}
+                    now_s = progress.elapsed_s
+                    values["tokens_s"] = (self.tokens - logged_tokens) / max(now_s - logged_s, 1e-9)
+                    log.write({"step": self.step, "tokens": self.tokens, "elapsed_s": now_s, "share": share, **values})
+                    report.note(self.step, progress.steps_likely(self.step), detail=f"loss {values['loss']:.3f}")
+                    logged_s, logged_tokens = now_s, self.tokens
+                    if not math.isfinite(values["loss"]):
+                        raise RuntimeError(f"the loss is {values['loss']} at step {self.step}")
+                if progress.elapsed_s - saved_s > self.recipe.save_s:
+                    self._report_and_save(progress, out, log)
+                    saved_s = progress.elapsed_s
         self._report_and_save(progress, out, log)
 
     def train_step(self, batch: Batch, share: float) -> dict[str, Tensor | float]:

@@ -48,8 +48,8 @@ def main() -> None:
             if missing:
                 config = lambda: job_config(arguments.config, arguments.set, os.environ)  # noqa: E731
                 async with cluster_url(arguments.url, config, say=console.print) as url:
-                    progress = await send_all(requests, output, url=url, options=options, say=console.print)
-                failed = progress.failed
+                    counts = await send_all(requests, output, url=url, options=options, console=console)
+                failed = counts.failed
             console.print(json.dumps({"requests": len(requests), "failed": failed, "output": str(arguments.output)}))
         finally:
             output.close()

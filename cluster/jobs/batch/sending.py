@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import httpx
+from rich.console import Console
 
 from whalepod.core.clock import SYSTEM_CLOCK, Clock
 from whalepod.core.ids import mint_request_id
+from whalepod.core.progress import ProgressReport
 
 from .files import BatchOutput, BatchRequest
 
 TRY_AGAIN = frozenset({408, 429, 502, 503, 504})
 PAUSE_S_FIRST = 0.5
 PAUSE_S_MAX = 30.0
-PROGRESS_S = 5.0
+TELL_EVERY_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,20 +32,11 @@ class SendingOptions:
 
 
 @dataclass(slots=True)
-class Progress:
-    total: int
-    resumed: int = 0
+class Counts:
     done: int = 0
     failed: int = 0
     completion_tokens: int = 0
-
-    def describe(self, seconds: float) -> str:
-        rate = (self.done - self.resumed) / seconds if seconds > 0 else 0.0
-        left = f"{(self.total - self.done) / rate:.0f} s left" if rate else "time left unknown"
-        return (
-            f"{self.done}/{self.total} done, {self.failed} failed, {rate:.2f} requests/s, "
-            f"{self.completion_tokens / seconds if seconds > 0 else 0:.1f} tokens/s, {left}"
-        )
+    """Of this run."""
 
 
 async def send_all(
@@ -52,17 +45,21 @@ async def send_all(
     *,
     url: str,
     options: SendingOptions,
-    say: Callable[[str], None],
+    console: Console,
     clock: Clock = SYSTEM_CLOCK,
-) -> Progress:
+) -> Counts:
     """Send what `output` does not have yet. Every request has a line when this returns."""
     waiting = [request for request in requests if request.custom_id not in output.done]
     ids = {request.custom_id for request in requests}
     failed = sum(status != 200 for custom_id, status in output.done.items() if custom_id in ids)
-    progress = Progress(len(requests), len(requests) - len(waiting), len(requests) - len(waiting), failed)
-    if progress.resumed:
-        say(f"{progress.resumed} of {len(requests)} requests were done before")
+    counts = Counts(len(requests) - len(waiting), failed)
+    if counts.done:
+        console.print(f"{counts.done} of {len(requests)} requests were done before")
     started_s = clock.monotonic_s()
+    report = ProgressReport(
+        "batch", unit="requests", total=len(requests), say=console.print, console=console, clock=clock
+    )
+    report.begin_at(counts.done)
     queue = iter(waiting)
     headers = {} if options.api_key is None else {"Authorization": f"Bearer {options.api_key}"}
     limits = httpx.Limits(max_connections=options.concurrency)
@@ -74,31 +71,38 @@ async def send_all(
             for request in queue:
                 line = await _answer(client, request, options)
                 output.append(line)
-                _note(progress, line)
+                _note(counts, line)
 
-        async def tell() -> None:
+        def tell() -> None:
+            rate = counts.completion_tokens / max(clock.monotonic_s() - started_s, 1e-9)
+            report.note(counts.done, detail=f"{rate:.1f} tokens/s, {counts.failed} failed")
+
+        async def keep_telling() -> None:
+            """Also while a long answer is waited for."""
             while True:
-                await asyncio.sleep(PROGRESS_S)
-                say(progress.describe(clock.monotonic_s() - started_s))
+                await asyncio.sleep(TELL_EVERY_S)
+                tell()
 
-        teller = asyncio.create_task(tell())
-        try:
-            async with asyncio.TaskGroup() as group:
-                for _ in range(min(options.concurrency, len(waiting))):
-                    group.create_task(work())
-        finally:
-            teller.cancel()
-    say(progress.describe(clock.monotonic_s() - started_s))
-    return progress
+        with report:
+            teller = asyncio.create_task(keep_telling())
+            try:
+                async with asyncio.TaskGroup() as group:
+                    for _ in range(min(options.concurrency, len(waiting))):
+                        group.create_task(work())
+            finally:
+                teller.cancel()
+            tell()
+            report.finish()
+    return counts
 
 
-def _note(progress: Progress, line: dict[str, Any]) -> None:
+def _note(counts: Counts, line: dict[str, Any]) -> None:
     response = line["response"]
-    progress.done += 1
-    progress.failed += response is None or response["status_code"] != 200
+    counts.done += 1
+    counts.failed += response is None or response["status_code"] != 200
     body = response["body"] if response is not None and isinstance(response["body"], dict) else {}
     usage = body.get("usage") or {}
-    progress.completion_tokens += int(usage.get("completion_tokens") or usage.get("output_tokens") or 0)
+    counts.completion_tokens += int(usage.get("completion_tokens") or usage.get("output_tokens") or 0)
 
 
 async def _answer(client: httpx.AsyncClient, request: BatchRequest, options: SendingOptions) -> dict[str, Any]:

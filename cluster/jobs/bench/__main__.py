@@ -47,7 +47,7 @@ def main() -> None:
         config = lambda: job_config(arguments.config, arguments.set, os.environ)  # noqa: E731
         async with cluster_url(arguments.url, config, say=console.print) as url:
             console.print(f"{os.cpu_count()} cores here, load {os.getloadavg()[0]:.1f}; {options}")
-            seen, seconds = await run_load(url, options, say=console.print)
+            seen, seconds = await run_load(url, options, console=console)
         for error in sorted({each.error for each in seen if each.error})[:5]:
             console.print(f"failed: {error}")
         measured = figures(seen, seconds)

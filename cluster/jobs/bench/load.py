@@ -6,12 +6,14 @@ import asyncio
 import json
 import random
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import httpx
+from rich.console import Console
 
 from whalepod.core.clock import SYSTEM_CLOCK, Clock
+from whalepod.core.progress import ProgressReport
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +40,7 @@ class Seen:
 
 
 async def run_load(
-    url: str, options: LoadOptions, *, say: Callable[[str], None], clock: Clock = SYSTEM_CLOCK
+    url: str, options: LoadOptions, *, console: Console, clock: Clock = SYSTEM_CLOCK
 ) -> tuple[list[Seen], float]:
     """What every client saw, and how long all of it took."""
     draw = random.Random(options.seed)
@@ -53,13 +55,15 @@ async def run_load(
         async def work() -> None:
             for prompt in queue:
                 seen.append(await _ask(client, prompt, options, clock))
-                if len(seen) % max(1, options.requests // 4) == 0:
-                    say(f"{len(seen)}/{options.requests} requests")
+                report.advance()
 
         started_s = clock.monotonic_s()
-        async with asyncio.TaskGroup() as group:
-            for _ in range(options.concurrency):
-                group.create_task(work())
+        with ProgressReport(
+            "load", unit="requests", total=options.requests, say=console.print, console=console, clock=clock
+        ) as report:
+            async with asyncio.TaskGroup() as group:
+                for _ in range(options.concurrency):
+                    group.create_task(work())
         return seen, clock.monotonic_s() - started_s
 
 

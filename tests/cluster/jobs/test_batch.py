@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -15,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from whalepod.cluster.jobs.batch.files import BatchOutput, read_requests
 from whalepod.cluster.jobs.batch.sending import SendingOptions, send_all
@@ -88,21 +90,24 @@ def lines_of(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
 
 
-async def send(directory: Path, server: EchoServer, concurrency: int = 32) -> Any:
+async def send(directory: Path, server: EchoServer, concurrency: int = 32, console: Console | None = None) -> Any:
     output = BatchOutput.open(directory / "out.jsonl")
     try:
         requests = read_requests(directory / "in.jsonl")
-        return await send_all(
-            requests, output, url=server.url, options=SendingOptions(concurrency=concurrency), say=lambda _: None
-        )
+        options = SendingOptions(concurrency=concurrency)
+        return await send_all(requests, output, url=server.url, options=options, console=console or Console(quiet=True))
     finally:
         output.close()
 
 
 async def test_every_request_gets_one_line_in_the_published_form(tmp_path: Path, server: EchoServer) -> None:
     write_input(tmp_path / "in.jsonl", 20)
-    progress = await send(tmp_path, server, concurrency=4)
-    assert (progress.done, progress.failed, progress.completion_tokens) == (20, 0, 60)
+    with (tmp_path / "log").open("w") as log:
+        counts = await send(tmp_path, server, concurrency=4, console=Console(file=log, width=120))
+    assert (counts.done, counts.failed, counts.completion_tokens) == (20, 0, 60)
+    assert re.fullmatch(
+        r"batch: 20 requests in \S+ s, \S+ requests/s, \S+ tokens/s, 0 failed\n", (tmp_path / "log").read_text()
+    )
     lines = {line["custom_id"]: line for line in lines_of(tmp_path / "out.jsonl")}
     assert set(lines) == {f"r{n}" for n in range(20)}
     assert lines["r7"]["response"] == {
@@ -118,8 +123,8 @@ async def test_a_refusal_that_passes_is_tried_again_and_one_that_does_not_is_tol
 ) -> None:
     write_input(tmp_path / "in.jsonl", 3)
     server.refusals = {"p0": 503, "p1": 400}
-    progress = await send(tmp_path, server)
-    assert progress.failed == 1
+    counts = await send(tmp_path, server)
+    assert counts.failed == 1
     statuses = {line["custom_id"]: line["response"]["status_code"] for line in lines_of(tmp_path / "out.jsonl")}
     assert statuses == {"r0": 200, "r1": 400, "r2": 200}
 
@@ -129,8 +134,8 @@ async def test_a_second_start_sends_only_what_is_missing(tmp_path: Path, server:
     await send(tmp_path, server)
     written = (tmp_path / "out.jsonl").read_bytes().split(b"\n")
     (tmp_path / "out.jsonl").write_bytes(b"\n".join(written[:3]) + b"\n" + written[3][:20])
-    progress = await send(tmp_path, server)
-    assert (progress.resumed, progress.done) == (3, 6)
+    counts = await send(tmp_path, server)
+    assert (counts.done, counts.completion_tokens) == (6, 9), "tokens of this run"
     assert sorted(line["custom_id"] for line in lines_of(tmp_path / "out.jsonl")) == [f"r{n}" for n in range(6)]
     assert sum(server.asked.values()) == 9
 

@@ -6,6 +6,7 @@ import asyncio
 from itertools import count
 
 import pytest
+from rich.console import Console
 
 from whalepod.cluster.jobs.bench.load import LoadOptions, figures, run_load
 
@@ -40,7 +41,7 @@ async def test_d13_one_answer_in_seven_that_fails_is_told_and_counts_for_no_rate
     async with server:
         port = server.sockets[0].getsockname()[1]
         options = LoadOptions(requests=14, concurrency=3, prompt_tokens=4, answer_tokens=2)
-        seen, seconds = await run_load(f"http://127.0.0.1:{port}", options, say=lambda _: None)
+        seen, seconds = await run_load(f"http://127.0.0.1:{port}", options, console=Console(quiet=True))
     measured = figures(seen, seconds)
     assert (measured["requests"], measured["failed"]) == (14, 2)
     assert measured["failed_share"] == round(2 / 14, 4)
