@@ -6,15 +6,16 @@ import asyncio
 import json
 import logging
 import signal
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Annotated, TypeVar
 
+import redis.asyncio as aioredis
 import typer
 import uvloop
 from rich.console import Console
 
 from whalepod.cluster.config import ClusterConfig
-from whalepod.cluster.purge_epochs import raise_epoch
+from whalepod.cluster.purge_epochs import note_removed, raise_epoch
 from whalepod.cluster.registration_store import connect_registry
 from whalepod.cluster.store_connection import store_settings
 from whalepod.core.clock import SYSTEM_CLOCK, Deadline
@@ -104,9 +105,12 @@ def purge(
     if len(chosen) != 1:
         raise typer.BadParameter("name one of --tenant, --namespace and --writer")
     doomed = _doomed(tenant, namespace, writer)
+    epoch = SYSTEM_CLOCK.unix_ms()
     if tenant:
-        asyncio.run(_put_out_of_reach(config, tenant))
+        asyncio.run(_write_down(config, lambda registry: raise_epoch(registry, tenant, epoch)))
     removed = _asked(config, lambda caretaker: caretaker.purge(doomed))
+    if tenant:
+        asyncio.run(_write_down(config, lambda registry: note_removed(registry, tenant, epoch)))
     _console().print(f"{removed} blocks and images removed")
 
 
@@ -152,10 +156,10 @@ def _doomed(tenant: str | None, namespace: str | None, writer: str | None) -> Ca
     return lambda block: block.writer == incarnation
 
 
-async def _put_out_of_reach(config: ClusterConfig, tenant: str) -> None:
+async def _write_down(config: ClusterConfig, write: Callable[[aioredis.Redis], Awaitable[None]]) -> None:
     registry = connect_registry(config.redis_url_or_embedded)
     try:
-        await raise_epoch(registry, tenant, SYSTEM_CLOCK.unix_ms())
+        await write(registry)
     finally:
         await registry.aclose()
 

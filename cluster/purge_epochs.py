@@ -3,13 +3,15 @@ reach at once, wherever it lies."""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Mapping
 from typing import Final, cast
 
 import redis.asyncio as aioredis
 
 EPOCHS_KEY: Final = "{whalepod:ranks}/epochs"
 """A hash: tenant to epoch, Unix milliseconds."""
+REMOVED_KEY: Final = "{whalepod:ranks}/removed"
+"""A hash: tenant to the epoch whose purge has been carried out in the store, too."""
 
 
 class PurgeEpochs:
@@ -22,13 +24,30 @@ class PurgeEpochs:
         """0: never purged, as far as is known."""
         return self._epochs.get(tenant, 0)
 
-    async def read(self, client: aioredis.Redis) -> None:
+    @property
+    def known(self) -> Mapping[str, int]:
+        return self._epochs
+
+    async def read(self, client: aioredis.Redis, key: str = EPOCHS_KEY) -> None:
         """Raises RedisError, OSError or TimeoutError if Redis does not answer."""
-        found = await cast("Awaitable[dict[bytes, bytes]]", client.hgetall(EPOCHS_KEY))
+        found = await cast("Awaitable[dict[bytes, bytes]]", client.hgetall(key))
         for tenant, epoch in found.items():
             name = tenant.decode(errors="replace")
             if epoch.isdigit():
                 self._epochs[name] = max(int(epoch), self.of(name))
+
+
+async def unfinished_purges(client: aioredis.Redis) -> dict[str, int]:
+    """Tenants whose stored state is out of reach, and still there: tenant to epoch. Raises as `read` does."""
+    epochs, removed = PurgeEpochs(), PurgeEpochs()
+    await epochs.read(client)
+    await removed.read(client, REMOVED_KEY)
+    return {tenant: epoch for tenant, epoch in epochs.known.items() if removed.of(tenant) < epoch}
+
+
+async def note_removed(client: aioredis.Redis, tenant: str, epoch: int) -> None:
+    """What the purge of that epoch was about has been removed. Raises as `read` does."""
+    await cast("Awaitable[int]", client.hset(REMOVED_KEY, tenant, str(epoch)))
 
 
 async def raise_epoch(client: aioredis.Redis, tenant: str, epoch: int) -> None:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from typing import NoReturn, TypeVar
 
 import grpc
@@ -13,7 +14,7 @@ import redis.asyncio as aioredis
 from redis.exceptions import RedisError
 
 from whalepod.cluster.error_codes import status_of_error
-from whalepod.cluster.purge_epochs import raise_epoch
+from whalepod.cluster.purge_epochs import note_removed, raise_epoch, unfinished_purges
 from whalepod.core.clock import Clock
 from whalepod.core.errors import InvalidFieldError, ServingError, UnavailableError
 from whalepod.kvstore.caretaker import Caretaker, owned_by
@@ -79,17 +80,20 @@ class KvServicer(kv_pb2_grpc.KvServiceServicer):
         try:
             doomed = doomed_by(request)
             if request.WhichOneof("scope") == "tenant":
-                await self._put_out_of_reach(request.tenant)
-            removed = await self._run(lambda: self._caretaker.purge(doomed))
+                removed = await self._purge_tenant(request.tenant)
+            else:
+                removed = await self._run(lambda: self._caretaker.purge(doomed))
         except ServingError as error:
             await _abort(context, error)
         log.info("purged", extra={"scope": request.WhichOneof("scope"), "blocks": removed})
         return kv_pb2.PurgeResponse(keys_removed=removed)
 
     async def tend_forever(self) -> None:
-        """Quotas and eviction, again and again. A store that does not answer is asked again."""
+        """Purges that routers were asked for, quotas and eviction, again and again. A store that does not answer is
+        asked again."""
         while True:
             try:
+                await self._finish_purges()
                 await self._run(lambda: self._caretaker.tend(evict=self._evict))
             except UnavailableError as error:
                 log.warning("the store cannot be looked after: %s", error)
@@ -106,11 +110,34 @@ class KvServicer(kv_pb2_grpc.KvServiceServicer):
         except StoreFault as fault:
             raise UnavailableError(f"the store does not answer: {fault}") from None
 
-    async def _put_out_of_reach(self, tenant: str) -> None:
-        try:
-            await raise_epoch(self._registry, tenant, self._clock.unix_ms())
-        except (RedisError, OSError, TimeoutError) as error:
-            raise UnavailableError(f"the purge cannot be written down: {error}") from None
+    async def _purge_tenant(self, tenant: str) -> int:
+        """Out of reach first: then nothing more is written where it would be found. Raises UnavailableError."""
+        epoch = self._clock.unix_ms()
+        with _redis_asked():
+            await raise_epoch(self._registry, tenant, epoch)
+        return await self._remove(tenant, epoch)
+
+    async def _finish_purges(self) -> None:
+        """Raises UnavailableError."""
+        with _redis_asked():
+            unfinished = await unfinished_purges(self._registry)
+        for tenant, epoch in unfinished.items():
+            log.info("purged", extra={"scope": "tenant", "blocks": await self._remove(tenant, epoch)})
+
+    async def _remove(self, tenant: str, epoch: int) -> int:
+        """How many blocks there were; what was written after `epoch` goes, too. Raises UnavailableError."""
+        removed = await self._run(lambda: self._caretaker.purge(owned_by([owner_tag(tenant)])))
+        with _redis_asked():
+            await note_removed(self._registry, tenant, epoch)
+        return removed
+
+
+@contextmanager
+def _redis_asked() -> Generator[None]:
+    try:
+        yield
+    except (RedisError, OSError, TimeoutError) as error:
+        raise UnavailableError(f"the list of purges cannot be reached: {error or type(error).__name__}") from None
 
 
 def doomed_by(request: kv_pb2.PurgeRequest) -> Callable[[StoredBlock], bool]:

@@ -15,13 +15,14 @@ from whalepod.cluster.config import ClusterConfig
 from whalepod.cluster.embedded_redis import EmbeddedRedis, EmbeddedRedisSettings
 from whalepod.cluster.free_ports import is_free, with_free_ports
 from whalepod.cluster.liveness import HealthProber, Liveness
-from whalepod.cluster.purge_epochs import PurgeEpochs
+from whalepod.cluster.purge_epochs import PurgeEpochs, raise_epoch
 from whalepod.core.errors import ConfigError
 from whalepod.core.ids import Incarnation
 from whalepod.kvstore.client import BlockToPut, KvClient
 from whalepod.kvstore.settings import StoreAddress, StoreSettings
 from whalepod.kvstore.store_keys import owner_tag
 from whalepod.rpc.kv.v1 import kv_pb2, kv_pb2_grpc
+from whalepod.services.kv import servicer
 from whalepod.services.kv.process import run_kv_service
 
 
@@ -72,6 +73,27 @@ async def test_f29_stats_and_purges_are_served_with_health() -> None:
         prober = HealthProber()
         assert await prober.probe(f"127.0.0.1:{config.kv.port}") is Liveness.SERVING
         await prober.close()
+
+
+async def test_a_purge_that_a_router_wrote_down_is_carried_out_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(servicer, "TEND_EVERY_S", 0.05)
+    async with serving() as (stub, config):
+        async with aioredis.Redis(port=config.redis_port) as client:
+
+            async def blocks_left(count: int) -> None:
+                async with asyncio.timeout(5):
+                    while (await stub.GetStats(kv_pb2.GetStatsRequest())).blocks != count:
+                        await asyncio.sleep(0.02)
+
+            await asyncio.to_thread(store, config, "one", blocks=5)
+            await asyncio.to_thread(store, config, "other", blocks=2)
+            await raise_epoch(client, "one", 7)
+            await blocks_left(2)
+            await asyncio.to_thread(store, config, "one", blocks=5)
+            await asyncio.sleep(0.2)
+            await blocks_left(7)
+            await raise_epoch(client, "one", 8)
+            await blocks_left(2)
 
 
 @pytest.mark.parametrize("request_", [kv_pb2.PurgeRequest(), kv_pb2.PurgeRequest(namespace=b"short")])
