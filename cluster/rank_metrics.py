@@ -104,9 +104,16 @@ def count_speculation(work: SpeculationWork) -> None:
 class LoadCollector(Collector):
     """A rank's load as gauges, and what reading n-gram rows costs it."""
 
-    def __init__(self, load: Callable[[], RankLoad], engram: EngramReads) -> None:
+    def __init__(
+        self,
+        load: Callable[[], RankLoad],
+        engram: EngramReads,
+        node_cache_blocks: Callable[[], tuple[int, int] | None],
+    ) -> None:
+        """`node_cache_blocks`: used and in all; None: there is no node cache."""
         self._load = load
         self._engram = engram
+        self._node_cache_blocks = node_cache_blocks
 
     def collect(self) -> Iterator[Metric]:
         load = self._load()
@@ -118,6 +125,11 @@ class LoadCollector(Collector):
         yield GaugeMetricFamily("whalepod_rank_slots", "Requests that fit into the batch.", load.slots_total)
         yield GaugeMetricFamily("whalepod_rank_kv_blocks_free", "Device blocks that hold nothing.", load.blocks_free)
         yield GaugeMetricFamily("whalepod_rank_kv_blocks_used", "Device blocks in use.", used)
+        if (cache := self._node_cache_blocks()) is not None:
+            yield GaugeMetricFamily("whalepod_kv_node_cache_blocks_used", "Blocks in this machine's cache.", cache[0])
+            yield GaugeMetricFamily(
+                "whalepod_kv_node_cache_blocks", "Blocks that fit into this machine's cache.", cache[1]
+            )
         yield GaugeMetricFamily("whalepod_rank_prefill_tokens_queued", "Prompt rows still to be computed.", queued)
         yield CounterMetricFamily("whalepod_rank_engram_rows", "N-gram rows that were read.", self._engram.rows)
         yield CounterMetricFamily(

@@ -132,6 +132,7 @@ class RankProcess:
             engine = await self._loop.run_in_executor(loader, self._load_engine)
         assert self._model is not None
         assert self._store is not None
+        store = self._store
         context = RankContext(
             self._identity,
             engine,
@@ -150,7 +151,9 @@ class RankProcess:
         await self._server.listen(self._service, self.describe)
         if self._group is not None:
             await self._group.start()
-        self._collector = LoadCollector(engine.load, self._model.network.engram_reads)
+        self._collector = LoadCollector(
+            engine.load, self._model.network.engram_reads, lambda: store.client.node_cache_blocks
+        )
         REGISTRY.register(self._collector)
         await self._server.join()
 

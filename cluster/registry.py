@@ -22,11 +22,12 @@ from redis.exceptions import RedisError
 
 from whalepod.core.clock import SYSTEM_CLOCK, Clock
 from whalepod.core.credentials import ClusterSecret
+from whalepod.core.errors import UnavailableError
 from whalepod.core.ids import Incarnation, RankId
 from whalepod.core.tasks import cancel_and_wait
 
 from .liveness import HealthProber, Liveness
-from .purge_epochs import PurgeEpochs
+from .purge_epochs import PurgeEpochs, raise_epoch
 from .registration import RankInfo
 from .registration_store import (
     FORGET_S,
@@ -105,6 +106,14 @@ class RegistryWatcher:
     def purge_epoch(self, tenant: str) -> int:
         """Of the tenant's last purge, as of the last poll; 0: never. Never goes back, also if Redis forgets."""
         return self._epochs.of(tenant)
+
+    async def purge(self, tenant: str) -> None:
+        """Put what the tenant has stored so far out of reach. Raises UnavailableError if Redis does not answer."""
+        try:
+            await raise_epoch(self._redis, tenant, self._clock.unix_ms())
+            await self._epochs.read(self._redis)
+        except (RedisError, OSError, TimeoutError) as error:
+            raise UnavailableError(f"the purge cannot be written down: {error or type(error).__name__}") from None
 
     @property
     def settled(self) -> bool:

@@ -245,6 +245,11 @@ class KvClient:
         """Every shard is available, as far as this process knows. True if there is no store."""
         return all(shard.available for shard in self._transport.shards)
 
+    @property
+    def node_cache_blocks(self) -> tuple[int, int] | None:
+        """Used and in all, of the cache that the ranks of this machine share; None: there is none."""
+        return None if self._cache is None else (self._cache.slots_used, self._cache.slots_total)
+
     def close(self) -> None:
         """Idempotent."""
         if self._watch is not None:

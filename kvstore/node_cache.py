@@ -48,6 +48,15 @@ class NodeCache:
         """Of the last purge."""
         return int(self._segment.head["epoch"][0])
 
+    @property
+    def slots_total(self) -> int:
+        return 0 if self._closed else len(self._segment.slots)
+
+    @property
+    def slots_used(self) -> int:
+        """Blocks that are here, counted without the lock: it is a figure for people."""
+        return 0 if self._closed else int(np.count_nonzero(self._segment.slots["state"] == VALID))
+
     def read(self, sinks: Sequence[BlockSink]) -> None:
         """Fill those whose blocks are here, up to the first that is not."""
         for start in range(0, len(sinks), BATCH_BLOCKS):

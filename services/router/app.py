@@ -11,6 +11,7 @@ import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
+from urllib.parse import urlsplit
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -21,7 +22,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from whalepod import __version__
 from whalepod.cluster.api_keys import Scope as KeyScope
-from whalepod.core.errors import InternalError, ServingError, UnavailableError
+from whalepod.core.errors import ForbiddenError, InternalError, ServingError, UnavailableError
 from whalepod.core.ids import mint_request_id
 from whalepod.model.protocols import MESSAGES, RESPONSES, Protocol
 
@@ -31,6 +32,7 @@ from .chat_http import chat_answer, chat_frames
 from .completions import parse_completion
 from .completions_http import ResponseHead, completion_answer, completion_frames
 from .dashboard import Dashboard
+from .dashboard_sources import DashboardSources
 from .events_http import count_tokens, events_answer, events_frames
 from .front_door import Caller, FrontDoor
 from .http_body import BODY_BYTES_MAX, read_json_object
@@ -46,6 +48,7 @@ from .http_errors import (
 from .http_headers import REQUEST_ID_HEADER, SESSION_HEADER, HeaderMiddleware
 from .http_stream import EventStream, until_disconnect
 from .openapi import openapi_document
+from .purging import Purging
 from .readiness import Readiness, generates_a_token
 from .request_record import OK, RequestRecord, recorded
 from .router_metrics import RouterGauges, exposition
@@ -85,16 +88,20 @@ class HttpFront:
         usage_log: UsageLog | None = None,
         operators_apart: bool = False,
         add_address: Callable[[str], Awaitable[None]] | None = None,
+        purge: Callable[[str], Awaitable[None]] | None = None,
+        sources: DashboardSources | None = None,
     ) -> None:
         """`operators_apart`: what only operators need is in `admin_app` alone. `add_address`: where ranks are found by
-        address, takes one more."""
+        address, takes one more. `purge`: puts what a tenant has stored out of reach. `sources`: what the dashboard
+        shows beside this process's own numbers."""
         self._front = front
         self._readiness = readiness
         self._authenticator = authenticator
         self._usage_log = usage_log
         self._operators_apart = operators_apart
-        self._dashboard = Dashboard(readiness)
+        self._dashboard = Dashboard(readiness, sources or DashboardSources(), keys_known=authenticator.keys_known)
         self._workers = Workers(front.table, add_address=add_address)
+        self._purging = Purging(purge or _no_purges, keys_known=authenticator.keys_known)
         self._created = front.clock.unix_ms() // 1000
         self._gauges = RouterGauges(
             running=lambda: front.admission.running,
@@ -135,17 +142,22 @@ class HttpFront:
         def guarded(page: Page) -> Page:
             return self._for(page, "admin") if needs_key else page
 
+        def changing(page: Page) -> Page:
+            """Wants a key on either port, wherever there are keys, and no other site's page may ask."""
+            return _from_no_other_site(self._for(page, "admin"))
+
         pages = {
             "/metrics": self._metrics,
             "/dashboard": self._dashboard_page,
             "/dashboard/events": guarded(self._dashboard_events),
+            "/dashboard/key": self._for(self._dashboard_key, "admin"),
             "/workers": guarded(self._workers.get),
             "/health_generate": guarded(self._health_generate),
         }
         return [
             *_routes("GET", pages),
-            *_routes("POST", {"/workers": guarded(self._workers.post)}),
-            *_routes("DELETE", {"/workers/{rank:path}": guarded(self._workers.delete)}),
+            *_routes("POST", {"/workers": changing(self._workers.post), "/purge": changing(self._purging.post)}),
+            *_routes("DELETE", {"/workers/{rank:path}": changing(self._workers.delete)}),
         ]
 
     def _for(self, page: Page, scope: KeyScope) -> Page:
@@ -180,6 +192,7 @@ class HttpFront:
                     traceparent=record.traceparent,
                     session=request.headers.get(SESSION_HEADER),
                 )
+                record.follow(caller.state)
                 body, length = await read_json_object(request, bytes_max=BODY_BYTES_MAX)
                 answer = await endpoint(HttpCall(request, body, length, caller, record, errors))
             except ServingError as error:
@@ -271,6 +284,10 @@ class HttpFront:
         except ServingError as error:
             return error_response(error)
 
+    async def _dashboard_key(self, request: Request) -> Response:
+        """For whoever wants to know whether a key is an operator's."""
+        return json_response({"key": self._authenticator.principal(request.headers, scope="admin").key_name})
+
     async def _livez(self, request: Request) -> Response:
         del request
         return json_response({"status": "alive"})
@@ -304,6 +321,27 @@ class HttpFront:
             "owned_by": "whalepod",
             "max_model_len": self._front.context_tokens_max,
         }
+
+
+def _from_no_other_site(page: Page) -> Page:
+    """`page`, unless a browser says that the page of another site asks: without keys, that is all it would take."""
+
+    async def serve(request: Request) -> Answer:
+        site, origin = request.headers.get("sec-fetch-site"), request.headers.get("origin")
+        told = site in ("same-origin", "none") if site else origin is None or _host(origin) == request.headers["host"]
+        if not told:
+            return error_response(ForbiddenError("a page of another site asked for this"))
+        return await page(request)
+
+    return serve
+
+
+def _host(origin: str) -> str:
+    return urlsplit(origin).netloc
+
+
+async def _no_purges(tenant: str) -> None:
+    raise UnavailableError(f"the purge of {tenant} cannot be written down: this router has no registry")
 
 
 def _routes(method: str, pages: Mapping[str, Callable[[Request], Awaitable[Answer]]]) -> list[Route]:

@@ -58,6 +58,11 @@ class Authenticator:
             clock=clock,
         )
 
+    @property
+    def keys_known(self) -> bool:
+        """Whether callers are told apart by keys at all."""
+        return self._file is not None
+
     def principal(self, headers: Mapping[str, str], *, scope: Scope = "generate") -> Principal:
         """`headers` by lower-case name, with `-`.
 

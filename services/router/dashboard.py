@@ -19,14 +19,17 @@ from starlette.responses import Response
 from whalepod import __version__
 from whalepod.core.errors import UnavailableError
 from whalepod.core.ids import RankId
+from whalepod.kvstore.server_check import ServerInfo
 
 from . import router_metrics as metrics
+from .dashboard_sources import DashboardSources
 from .http_stream import EventStream, data_frame
 from .rank_numbers import RankNumbers, RankNumbersReader
 from .readiness import Readiness
 from .request_record import open_requests
 
 INTERVAL_S: Final = 1.0
+STORE_INTERVAL_S: Final = 5.0
 WATCHERS_MAX: Final = 32
 REQUESTS_SHOWN: Final = 50
 COUNTERS: Final[dict[str, Counter]] = {
@@ -55,8 +58,13 @@ POLICY: Final = (
 class Dashboard:
     """For one event loop."""
 
-    def __init__(self, readiness: Readiness) -> None:
+    def __init__(self, readiness: Readiness, sources: DashboardSources, *, keys_known: bool) -> None:
+        """`keys_known`: there are operators' keys, with which the page may change something."""
         self._readiness = readiness
+        self._sources = sources
+        self._keys_known = keys_known
+        self._store: list[dict[str, Any]] = []
+        self._store_read_s = float("-inf")
         self._front = readiness.front
         self._reader = RankNumbersReader(clock=self._front.clock)
         self._watchers = 0
@@ -92,8 +100,15 @@ class Dashboard:
             now_s = self._front.clock.monotonic_s()
             if now_s - self._made_s >= INTERVAL_S / 2:
                 ranks = await self._reader.read(self._front.table.ranks.values())
+                await self._read_store(now_s)
                 self._snapshot, self._made_s = self._make(ranks), now_s
             return self._snapshot
+
+    async def _read_store(self, now_s: float) -> None:
+        if now_s - self._store_read_s >= STORE_INTERVAL_S:
+            self._store_read_s = now_s
+            servers = await asyncio.to_thread(self._sources.store)
+            self._store = [_server(address, info) for address, info in servers.items()]
 
     def _make(self, numbers: Mapping[RankId, RankNumbers]) -> dict[str, Any]:
         front, report = self._front, self._readiness.report()
@@ -104,6 +119,9 @@ class Dashboard:
             "context_tokens_max": front.context_tokens_max,
             "fidelity_default": front.model.fidelity_default.value,
             "readiness": report.to_json(),
+            "keys_known": self._keys_known,
+            "settings": dict(self._sources.settings),
+            "store": self._store,
             "running": front.admission.running,
             "waiting": front.admission.waiting,
             "ranks": [self._rank(name, numbers.get(name)) for name in sorted(front.table.ranks)],
@@ -120,7 +138,8 @@ class Dashboard:
             "rank": info.rank_id,
             "role": info.role.value,
             "address": info.address,
-            "draining": info.draining,
+            "draining": not self._front.table.takes_work(info),
+            "leaving": info.draining,
             "running": load.running,
             "slots": load.slots_total,
             "waiting": load.waiting,
@@ -136,9 +155,20 @@ class Dashboard:
         """The oldest that are here."""
         listed = sorted(open_requests(), key=lambda record: -record.age_s)
         return [
-            {"endpoint": record.endpoint, "age_s": round(record.age_s, 1), "tenant": record.tenant}
+            {
+                "endpoint": record.endpoint,
+                "state": record.state.stage.value,
+                "age_s": round(record.age_s, 1),
+                "tokens": record.state.tokens,
+                "tenant": record.tenant,
+            }
             for record in listed[:REQUESTS_SHOWN]
         ]
+
+
+def _server(address: str, info: ServerInfo | None) -> dict[str, Any]:
+    used, limit = (0, 0) if info is None else (info.memory_bytes_used, info.memory_bytes_max)
+    return {"address": address, "answers": info is not None, "bytes_used": used, "bytes_max": limit}
 
 
 def _counts(counter: Counter) -> dict[str, float]:

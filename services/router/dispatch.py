@@ -147,10 +147,15 @@ class Dispatcher:
         self._clock = clock
 
     async def generate(
-        self, job: Job, *, on_burst: Callable[[Burst], None] = lambda _: None
+        self,
+        job: Job,
+        *,
+        on_burst: Callable[[Burst], None] = lambda _: None,
+        on_lost: Callable[[], None] = lambda: None,
     ) -> AsyncGenerator[Progress, None]:
         """Yields bursts of tokens, then one ending. Close it (`aclosing`) to stop the request on every rank.
-        `on_burst` sees each burst that has tokens, before it is yielded.
+        `on_burst` sees each burst that has tokens, before it is yielded; `on_lost` hears when an attempt that had drawn
+        some is lost and another one follows.
 
         Raises UnavailableError if no rank can take the request or it was lost once too often, DeadlineError, and what
         the ranks say themselves: RequestError, InternalError.
@@ -184,6 +189,8 @@ class Dispatcher:
                 except UnavailableError as error:
                     attempt.fail(kind_of_error(error))
                     all_were_full = self._full_or_raise(error, job, number, legs, setbacks, sent)
+                    if sent.ids:
+                        on_lost()
                 finally:
                     attempt.end()
                 if all_were_full:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from whalepod.core.block_keys import BlockHash, chain_root, derive_block_hashes
 from whalepod.core.clock import SYSTEM_CLOCK, Clock, Deadline
@@ -27,6 +27,7 @@ from .job import Burst, Job, Progress
 from .language import Language
 from .prefix_lookup import PrefixLookup
 from .rank_table import RankTable
+from .request_state import RequestState, Stage
 from .router_metrics import (
     ACTUAL_HIT_TOKENS,
     CACHED_TOKENS,
@@ -67,6 +68,8 @@ class Caller:
     traceparent: str = ""
     session: str | None = None
     """The client's name for a conversation: its turns are best served where its state is."""
+    state: RequestState = field(default_factory=RequestState)
+    """Moves as the request does."""
 
     def on_behalf_of(self, user: str | None) -> Caller:
         """The same for one of its users."""
@@ -142,8 +145,10 @@ class FrontDoor:
         """As of `Admission`, for so many choices."""
         principal = caller.principal
         visit = Visit(choices, caller.deadline, tenant=principal.tenant, priority=principal.priority(priority))
+        caller.state.stage = Stage.QUEUED
         with span("queue", caller.traceparent):
             started_s = await self.admission.enter(visit)
+        caller.state.stage = Stage.PROMPT
         try:
             yield
         finally:
@@ -213,10 +218,15 @@ class FrontDoor:
             else:
                 _count_gaps(now_s - last_s, tokens=len(burst.tokens))
             last_s = now_s
+            caller.state.stage = Stage.GENERATING
+            caller.state.tokens += len(burst.tokens)
             COMPLETION_TOKENS.inc(len(burst.tokens))
             self.admission.charge_tokens(caller.principal.tenant, len(burst.tokens))
 
-        return self._dispatcher.generate(job, on_burst=measure)
+        def note_lost() -> None:
+            caller.state.stage = Stage.RESUMING
+
+        return self._dispatcher.generate(job, on_burst=measure, on_lost=note_lost)
 
     def _namespace_or_raise(self) -> bytes:
         """All usable ranks agree on it: the directory refuses the others."""

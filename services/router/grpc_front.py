@@ -181,6 +181,7 @@ class RouterServicer(router_pb2_grpc.RouterServiceServicer):
             principal = self._authenticator.principal(headers)
             record.note_principal(principal)
             caller = self._front.caller(principal, timeout_s=context.time_remaining(), traceparent=record.traceparent)
+            record.follow(caller.state)
             with _until_given_up(caller.deadline):
                 yield caller, record
         except ServingError as error:

@@ -7,6 +7,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from .body_models import CompletionBody, DetokenizeBody, SamplingBody, ServingBody, TokenizeBody
+from .purging import PurgeBody
 from .workers import WorkerBody
 
 BODIES: dict[str, tuple[str, tuple[type[BaseModel], ...]]] = {
@@ -18,6 +19,7 @@ BODIES: dict[str, tuple[str, tuple[type[BaseModel], ...]]] = {
     "/tokenize": ("Token ids of a text or of a conversation.", (TokenizeBody,)),
     "/detokenize": ("The text of token ids.", (DetokenizeBody,)),
     "/workers": ("Give a rank new work again, or use the one at an address.", (WorkerBody,)),
+    "/purge": ("Put what a tenant has stored out of reach.", (PurgeBody,)),
 }
 READS: dict[str, str] = {
     "/v1/models": "The served model.",

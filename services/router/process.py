@@ -24,6 +24,7 @@ from whalepod.model.config import ModelConfig
 
 from .app import HttpFront
 from .authentication import Authenticator
+from .dashboard_sources import dashboard_sources
 from .grpc_front import GrpcFront
 from .http_server import CLOSE_GRACE_S, bind_http, http_server
 from .readiness import Readiness
@@ -105,6 +106,8 @@ class RouterProcess:
             usage_log=self._usage_log,
             operators_apart=config.router.admin_port is not None,
             add_address=None if self._static is None else self._static.add,
+            purge=self._watcher.purge,
+            sources=dashboard_sources(config, clock),
         )
         self._http = [http_server(front.app(), tls=tls)]
         if config.router.admin_port is not None:

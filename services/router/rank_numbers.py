@@ -21,6 +21,9 @@ NAMES: Mapping[str, str] = {
     "whalepod_rank_generated_tokens_total": "tokens_generated",
     "whalepod_eplb_balancedness": "balancedness",
     "whalepod_expert_group_ranks": "group_ranks",
+    "whalepod_rank_dspark_request_steps_total": "draft_steps",
+    "whalepod_kv_node_cache_blocks_used": "node_cache_blocks_used",
+    "whalepod_kv_node_cache_blocks": "node_cache_blocks",
 }
 SOURCES = "whalepod_kv_tokens_total"
 _LINE = re.compile(r'^(whalepod_[a-z_]+)(?:\{(?:[a-z]+="([^"]*)")?[^}]*\})? (\S+)', re.MULTILINE)

@@ -18,6 +18,7 @@ from whalepod.core.tracing import start_span
 
 from .admission import QueueFullError
 from .job import Route
+from .request_state import RequestState
 from .router_metrics import REQUEST_SECONDS, REQUESTS
 from .tenancy import Principal
 from .usage import Usage
@@ -74,6 +75,7 @@ class RequestRecord:
         self._principal = Principal()
         self._route: Route | None = None
         self._ended = False
+        self.state = RequestState()
         _OPEN.add(self)
         self._span = start_span(f"request {endpoint}", traceparent, serves=True, attributes={"request": request_id})
 
@@ -92,6 +94,10 @@ class RequestRecord:
 
     def note_principal(self, principal: Principal) -> None:
         self._principal = principal
+
+    def follow(self, state: RequestState) -> None:
+        """Where the request stands is told there."""
+        self.state = state
 
     def note_result(self, usage: Usage, route: Route | None) -> None:
         self._usage = usage

@@ -49,7 +49,7 @@ def test_a_step_without_drafts_counts_none() -> None:
 
 def gauges(load: RankLoad) -> dict[str, float]:
     registry = CollectorRegistry()
-    registry.register(LoadCollector(lambda: load, EngramReads()))
+    registry.register(LoadCollector(lambda: load, EngramReads(), lambda: (3, 8)))
     lines = generate_latest(registry).decode().splitlines()
     return {line.split()[0]: float(line.split()[1]) for line in lines if not line.startswith("#")}
 

@@ -169,6 +169,10 @@ KV: Rows = {
         Panel("Estimated speed of a server", "Bps", {
             "avg by (shard) (whalepod_kv_read_bytes_per_second{$here})": "{{shard}}",
         }),
+        Panel("Node cache in use", "percentunit", {
+            "sum by (instance) (whalepod_kv_node_cache_blocks_used{$here}) / sum by (instance) "
+            "(whalepod_kv_node_cache_blocks{$here})": "{{instance}}",
+        }),
         Panel("Node cache evictions", "ops", {
             _rate("whalepod_kv_node_cache_evicted_total", "instance"): "{{instance}}",
         }),

@@ -28,7 +28,11 @@ def main() -> None:
         console.print("chromium is not installed; on Debian: apt-get install chromium")
         sys.exit(2)
     count = Count()
-    files = ["tests/e2e/test_dashboard.py", "tests/services/router/test_dashboard.py"]
+    files = [
+        "tests/e2e/test_dashboard.py",
+        "tests/services/router/test_dashboard.py",
+        "tests/services/router/test_operator_actions.py",
+    ]
     code = pytest.main(["-q", "-m", "", *files], plugins=[count])
     console.print(json.dumps({"checks": count.checks, "failed": count.failed}))
     sys.exit(int(code))

@@ -4,7 +4,6 @@ kept where WHALEPOD_ARTEFACTS says."""
 from __future__ import annotations
 
 import os
-import shutil
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,24 +12,15 @@ from typing import Any
 import pytest
 from playwright.sync_api import expect, sync_playwright
 
+from tests.chromium import CHROMIUM, FLAGS, MISSING
 from tests.e2e.served_cluster import ServedCluster, served_cluster
 
-CHROMIUM = shutil.which("chromium")
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.timeout(240),
-    pytest.mark.skipif(CHROMIUM is None, reason="chromium is not installed (Debian's package)"),
+    pytest.mark.skipif(CHROMIUM is None, reason=MISSING),
 ]
 
-FLAGS = [
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-quic",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-]
 PROMPT = "The whale sings in the deep water of the north. " * 20
 
 
@@ -87,6 +77,13 @@ def test_numbers_move_and_nothing_is_complained_of(
     page, complaints = opened(browser, cluster, scheme, width)
     expect(page.locator("#ranks tbody tr")).to_have_count(3)
     expect(page.locator("#open tbody")).to_contain_text("completions", timeout=15_000)
+    expect(page.locator("#open tbody")).to_contain_text("generating", timeout=15_000)
+    expect(page.locator("#tiers tbody")).to_contain_text("node cache", timeout=15_000)
+    expect(page.locator("#tiers tbody")).to_contain_text("MiB", timeout=15_000)
+    expect(page.locator("#sources tbody")).to_contain_text("%", timeout=15_000)
+    expect(page.locator("#told")).to_contain_text("Read-only")
+    page.locator("details summary").click()
+    expect(page.locator("#settings tbody")).to_contain_text("decode.replicas")
     tokens = page.locator("#charts section", has_text="Tokens a second").locator(".key b").first
     expect(tokens).not_to_have_text("0", timeout=20_000)
     served = page.locator("#outcomes tbody td").nth(1)

@@ -12,7 +12,9 @@ from typing import Any
 import pytest
 
 from tests.services.router.fake_ranks import FakeDecode
-from tests.services.router.router_under_test import RouterUnderTest
+from tests.services.router.router_under_test import RouterUnderTest, until
+from whalepod.cluster.config import ClusterConfig
+from whalepod.services.router.dashboard_sources import shown_settings
 from whalepod.services.router.rank_numbers import metrics_url, parse_numbers
 
 PAGE = Path(__file__).parents[3] / "services/router/dashboard.html"
@@ -50,6 +52,42 @@ async def test_numbers_move_with_requests_and_hold_no_text(router: RouterUnderTe
     assert sum(after["counters"]["requests"].values()) == sum(before["counters"]["requests"].values()) + 1
     assert after["histograms"]["first_token"][-1][1] == before["histograms"]["first_token"][-1][1] + 1
     assert "secret whale" not in json.dumps(after)
+
+
+async def test_a_request_in_flight_is_told_with_its_state_and_not_its_text(
+    router: RouterUnderTest, decode: FakeDecode
+) -> None:
+    decode.behaviour.step = asyncio.Event()
+    running = asyncio.create_task(router.complete(prompt="a secret whale", max_tokens=3))
+    await until(lambda: decode.live)
+    (before,) = await snapshots(router, 1)
+    assert [(each["state"], each["tokens"]) for each in before["requests"]] == [("prompt", 0)]
+    decode.behaviour.step.set()
+    await running
+    _, after = await snapshots(router, 2)
+    assert after["requests"] == []
+
+
+async def test_a_drained_rank_is_told_as_such(router: RouterUnderTest) -> None:
+    await router.http.delete("/workers/decode-0")
+    (told,) = await snapshots(router, 1)
+    assert [(rank["draining"], rank["leaving"]) for rank in told["ranks"]] == [(True, False), (False, False)]
+
+
+def test_settings_are_shown_without_secrets() -> None:
+    config = ClusterConfig.model_validate(
+        {
+            "secret": "x" * 32,
+            "redis_url": "redis://:hush@redis:6379/0",
+            "kv": {"urls": ["redis://me:hush@a:1/0", "redis://b:1/0"]},
+            "router": {"queue_size": 7},
+        }
+    )
+    told = shown_settings(config)
+    assert told["router.queue_size"] == "7"
+    assert told["redis_url"] == "redis://…@redis:6379/0"
+    assert told["kv.urls"] == "['redis://…@a:1/0', 'redis://b:1/0']"
+    assert not any("hush" in value or "xxx" in value for value in told.values())
 
 
 async def test_a_rank_that_dies_is_gone_within_three_seconds(router: RouterUnderTest, decode: FakeDecode) -> None:
