@@ -158,8 +158,8 @@ def label_values_max(server: Prometheus) -> int:
 def targets_of(cluster: ServedCluster, vision_port: int, canary_port: int) -> dict[str, str]:
     config = cluster.config
     targets = {f"127.0.0.1:{config.router.http_port}": "", f"127.0.0.1:{canary_port}": ""}
-    ports = {"prefill": [config.prefill.port], "decode": [config.decode.port, config.decode.port + 1]}
-    ports["vision"] = [vision_port]
+    first = {"prefill": config.prefill.port, "decode": config.decode.port}
+    ports = {name: [port, port + 1] for name, port in first.items()} | {"vision": [vision_port]}
     return targets | {
         f"127.0.0.1:{port + METRICS_PORT_OFFSET}": pool for pool, listed in ports.items() for port in listed
     }
@@ -181,10 +181,11 @@ def figures(directory: Path, console: Console) -> dict[str, int]:
     """Raises CalledProcessError on rules that promtool refuses."""
     check_rules(directory)
     flags = ["--decode-replicas", "2", "--decode-expert-parallel", "--vision-replicas", "1"]
+    flags += ["--prefill-context-parallel", "2", "--prefill-context-parallel-rows-min", "16"]
     vision_port, canary_port = 24_900, free_port()
     flags += ["--vision-port", str(vision_port), "--log-level", "warning"]
     with (
-        served_cluster(directory, *flags, search_from=25_000) as cluster,
+        served_cluster(directory, *flags, search_from=25_000, prefill_ranks=2) as cluster,
         running_canary(cluster, canary_port),
         running_prometheus(directory, targets_of(cluster, vision_port, canary_port)) as server,
     ):

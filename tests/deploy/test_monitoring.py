@@ -132,6 +132,6 @@ def test_promtool_takes_the_rules_and_their_unit_tests_pass(tmp_path: Path) -> N
 @pytest.mark.timeout(400)
 @pytest.mark.skipif(shutil.which("prometheus") is None, reason="prometheus is not installed")
 def test_a_real_prometheus_finds_every_series_and_labels_stay_few(tmp_path: Path) -> None:
-    found = figures(tmp_path, Console(quiet=True))
+    found = figures(tmp_path, Console(soft_wrap=True))
     assert found["series_missing"] == 0
     assert found["label_values_max"] <= 50, "1,000 are allowed, and no label of ours comes from a client"
