@@ -3,7 +3,7 @@
     start ─▶ decode rank (soft slot)          prefill rank ─▶ READY ─▶ ready ─▶ decode rank ─▶ tokens … finished
                  └───────── events ──▶ inbox ◀── PrefillDone | PrefillFailed
 
-Leaving it, for whatever reason, cancels what is left of both legs at once.
+Leaving it, for whatever reason, cancels what is left of both legs at once. Whoever made the legs releases them.
 """
 
 from __future__ import annotations
@@ -76,6 +76,17 @@ class Legs:
     def names(self) -> dict[str, str]:
         """Of the ranks, for traces."""
         return {"decode": self.decode.rank_id, "prefill": self.prefill.rank_id if self.prefill is not None else ""}
+
+    def release_prefill(self) -> None:
+        """The prefill rank has done its part, or failed. As `release`, it may be called twice."""
+        if self.prefill_claim is not None:
+            self.prefill_claim.release()
+
+    def release(self) -> None:
+        """The attempt is over, or never began: nothing is counted on a rank for it, and nobody waits for its prompt."""
+        self.release_prefill()
+        self.work.end()
+        self.decode_claim.release()
 
 
 class Attempt:
@@ -158,7 +169,7 @@ class Attempt:
         handoff = handoff_from_proto(response)
         assert self._legs.prefill is not None
         self._route = replace(self._route, prefill_rank=self._legs.prefill.rank_id)
-        self._finish_prefill_claim()
+        self._legs.release_prefill()
         self._legs.work.note_ready(stored=handoff.stored and handoff.boundary_tokens > 0)
         if handoff.finish_reason is not None and handoff.first_token is not None:
             # The first token ended the request: nothing is left for the decode rank, whose slot `_leave` frees.
@@ -175,7 +186,7 @@ class Attempt:
 
     def _survive_prefill_or_raise(self, error: ServingError) -> None:
         """The caller's fault stays the caller's; anything else is computed elsewhere."""
-        self._finish_prefill_claim()
+        self._legs.release_prefill()
         self._legs.work.end()
         assert self._legs.prefill is not None
         if isinstance(error, DeadlineError) or (
@@ -218,19 +229,12 @@ class Attempt:
         else:
             self._inbox.put_nowait(PrefillDone(response))
 
-    def _finish_prefill_claim(self) -> None:
-        if self._legs.prefill_claim is not None:
-            self._legs.prefill_claim.release()
-
     def _leave(self) -> None:
         if self._alarm is not None:
             self._alarm.cancel()
         if self._prefill_task is not None:
             self._prefill_task.cancel()
         self._stream.cancel(self._job.request_id, self._number)
-        self._finish_prefill_claim()
-        self._legs.work.end()
-        self._legs.decode_claim.release()
 
 
 def _too_late() -> DeadlineError:

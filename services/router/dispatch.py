@@ -170,11 +170,11 @@ class Dispatcher:
                 except UnavailableError as error:
                     raise sent.broken_by or error from None
                 attempt = start_span("attempt", job.traceparent, attributes={"number": number, **legs.names})
-                if attempt.traceparent != rest.traceparent:
-                    rest = replace(rest, traceparent=attempt.traceparent)
-                vision = self._table.vision_ranks() if job.images else []
-                running = self._attempt(rest, number, legs, vision)
                 try:
+                    if attempt.traceparent != rest.traceparent:
+                        rest = replace(rest, traceparent=attempt.traceparent)
+                    vision = self._table.vision_ranks() if job.images else []
+                    running = self._attempt(rest, number, legs, vision)
                     async with self._encoding_ahead(rest, vision), aclosing(running) as progress:
                         async for item in progress:
                             setbacks.note_progress()
@@ -192,6 +192,7 @@ class Dispatcher:
                     if sent.ids:
                         on_lost()
                 finally:
+                    legs.release()  # here, because an attempt that never began runs nothing of its own
                     attempt.end()
                 if all_were_full:
                     await self._wait_for_room(setbacks)

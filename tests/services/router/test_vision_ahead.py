@@ -9,11 +9,11 @@ import pytest
 
 from tests.model.vision.pictures import data_url, encoded, noise
 from tests.services.router.fake_ranks import Behaviour, FakeDecode, FakePrefill, FakeVision
-from tests.services.router.router_under_test import RouterUnderTest, running_router, until
+from tests.services.router.router_under_test import RouterUnderTest, check_nothing_is_left, running_router, until
 from whalepod.cluster.vision_orders import by_affinity
 from whalepod.engine.images import RequestImage
 from whalepod.model.vision.preparation import content_hash
-from whalepod.services.router import vision_ahead
+from whalepod.services.router import dispatch, vision_ahead
 from whalepod.services.router.vision_ahead import images_to_compute
 
 
@@ -95,3 +95,17 @@ async def test_text_and_draining_ranks_are_left_alone(model_dir: Path) -> None:
         assert await ask(router, 1) == 200
         assert decode.seen.starts[-1].vision_ranks == ()
         assert vision.orders == []
+
+
+async def test_an_attempt_that_fails_before_it_begins_is_counted_nowhere(
+    model_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    decode, prefill = FakeDecode(), FakePrefill()
+
+    def broken(*_: object, **__: object) -> list[RequestImage]:
+        raise RuntimeError("a bug of ours")
+
+    monkeypatch.setattr(dispatch, "images_to_compute", broken)
+    async with running_router(model_dir, [decode, prefill], remote_prefill_tokens_min=32) as router:
+        assert await ask(router, 1) == 500
+        await check_nothing_is_left(router, decode, prefill)
