@@ -6,6 +6,7 @@ unfinished.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from whalepod.core.errors import ConfigError
@@ -66,6 +67,15 @@ class Boundaries:
         if kind is SnapshotKind.FULL:
             return boundary >= prompt_tokens
         return boundary <= self.config.floor(prompt_tokens) and boundary % self.config.group_tokens == 0
+
+    def crash_borders(self, *, prompt_tokens: int, tokens: int, every: int) -> Iterator[int]:
+        """Block borders up to `tokens` at which a request leaves what another rank may go on from, the newest first:
+        after each `every` tokens of output the next one."""
+        for spans in range((tokens - prompt_tokens) // every, 0, -1):
+            border = self.blocks(prompt_tokens + spans * every) * self.block_tokens
+            following = self.blocks(prompt_tokens + (spans + 1) * every) * self.block_tokens
+            if border <= tokens and border != following:
+                yield border
 
     def turn_borders(self, prompt_tokens: int) -> tuple[int, ...]:
         """The last 1 + ⌈K / B⌉ block borders of a prompt, ascending: a next turn that is only a little longer resumes

@@ -407,6 +407,7 @@ class Engine:
 
     def _end(self, sequence: Sequence, finish: Finish) -> None:
         self._report.end(sequence, finish)
+        self._publisher.forget_crash(sequence)
         self._remove(sequence, OUTCOMES[finish.reason])
 
     def _end_with_error(self, sequence: Sequence, error: ServingError) -> None:

@@ -43,6 +43,8 @@ class RankOptions:
     """A hand-off whose writes take longer is reported as not stored."""
     publish_queue_bytes: int = 256 << 20
     """Copied state that waits to be stored. What does not fit is dropped, or, for a hand-off, copied later."""
+    crash_tokens: int = 512
+    """An `exact` request leaves all of its state in the store about every so many tokens of output."""
     parked_bytes: int = 1 << 30
     """State of preempted requests in host memory. What does not fit is computed again."""
 
@@ -52,5 +54,7 @@ class RankOptions:
                 raise ConfigError(f"{name} must be at least 1, not {getattr(self, name)}")
         if self.blocks is not None and self.blocks < 1:
             raise ConfigError(f"blocks must be at least 1, not {self.blocks}")
+        if self.crash_tokens < 1:
+            raise ConfigError(f"crash_tokens must be at least 1, not {self.crash_tokens}")
         if self.load_timeout_s <= 0 or self.publish_timeout_s <= 0:
             raise ConfigError("load_timeout_s and publish_timeout_s must be above 0")

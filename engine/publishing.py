@@ -1,4 +1,4 @@
-"""The one way out for state: blocks as they fill, turn snapshots at block borders, hand-offs, parking.
+"""The one way out for state: blocks as they fill, turn and crash snapshots at block borders, hand-offs, parking.
 
 What a prefill request leaves is stored before its hand-off is reported. Everything else may be dropped: it is only a
 cache.
@@ -7,19 +7,20 @@ cache.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from itertools import islice
 
 from whalepod.core.block_keys import BlockKey, block_key
 from whalepod.core.clock import Clock, Deadline
 from whalepod.core.ids import RequestId
 from whalepod.kvstore.client import BlockToPut
 from whalepod.kvstore.settings import RETENTION_S_MAX
-from whalepod.kvstore.store_keys import handoff_snapshot_key, turn_snapshot_key
+from whalepod.kvstore.store_keys import crash_snapshot_key, handoff_snapshot_key, turn_snapshot_key
 from whalepod.kvstore.value_format import SnapshotValue
 
 from .block_pool import BlockPool
 from .boundaries import Boundaries
 from .finish import Finish
-from .interface import Handoff, HandoffEvent, SampledToken, SnapshotKind, StepEvent
+from .interface import Fidelity, Handoff, HandoffEvent, SampledToken, SnapshotKind, StepEvent
 from .options import RankOptions
 from .parking import Parked
 from .sequence import Sequence
@@ -30,6 +31,9 @@ from .transfers import BlockWrite, SnapshotWrite, Transfers
 
 TURN_LIFE_S = 600.0
 """A conversation that pauses for longer resumes by replay (`design.md` §4)."""
+CRASH_LIFE_S = TURN_LIFE_S
+"""Of a request whose rank has died it is read at once; one that takes longer for its next is slow anyway."""
+CRASH_KEPT = 2
 HANDOFF_LIFE_S = RETENTION_S_MAX
 """The longest there is, because the store evicts what expires first. The reader unlinks it."""
 
@@ -74,6 +78,7 @@ class Publisher:
         self.publish_blocks(sequence)
         if sequence.computed % block_tokens == 0:
             self._publish_turn(sequence)
+            self._publish_crash(sequence)
 
     def publish_blocks(self, sequence: Sequence) -> None:
         """Offer full blocks that are not stored yet. Those of a prefill request wait for room, others are dropped."""
@@ -195,6 +200,33 @@ class Publisher:
         if self._transfers is not None:
             self._transfers.unlink(handoff_snapshot_key(request_id, attempt))
 
+    def forget_crash(self, sequence: Sequence) -> None:
+        """The sequence has ended as it should: nobody goes on from what it has left."""
+        if self._transfers is not None:
+            for border in self._crash_borders(sequence)[:CRASH_KEPT]:
+                self._transfers.unlink(self._crash_key(sequence, border))
+
+    def _publish_crash(self, sequence: Sequence) -> None:
+        """Every so often, all state of an exact request that draws: who takes over recomputes what follows. A rank may
+        die while one is being written, so the one before it stays."""
+        transfers, borders = self._transfers, self._crash_borders(sequence)
+        if transfers is None or sequence.is_prefill or not sequence.exact or sequence.computed not in borders[:1]:
+            return
+        value = self._snapshot(sequence, SnapshotKind.FULL, None)
+        size = bytes_of(value)
+        if transfers.has_room(size, owner=None):
+            key = self._crash_key(sequence, sequence.computed)
+            transfers.write(SnapshotWrite(key, value, CRASH_LIFE_S, size, None, self._deadline(sequence)))
+        for border in borders[CRASH_KEPT : CRASH_KEPT + 1]:
+            transfers.unlink(self._crash_key(sequence, border))
+
+    def _crash_borders(self, sequence: Sequence) -> list[int]:
+        return crash_borders(sequence, self._boundaries, tokens=sequence.computed, every=self._options.crash_tokens)
+
+    def _crash_key(self, sequence: Sequence, border: int) -> bytes:
+        last = self._key(sequence, border // self._boundaries.block_tokens - 1)
+        return crash_snapshot_key(sequence.request.request_id, last)
+
     def _publish_turn(self, sequence: Sequence) -> None:
         """Windows at a block border where a next turn may resume, unless something approximate is in them."""
         transfers, boundary = self._transfers, sequence.computed
@@ -247,6 +279,15 @@ class Publisher:
             exact=sequence.exact,
             stored=stored,
         )
+
+
+def crash_borders(sequence: Sequence, boundaries: Boundaries, *, tokens: int, every: int) -> list[int]:
+    """Where a request leaves crash snapshots up to `tokens`, newest first, some more than are kept; none, if it leaves
+    none."""
+    if sequence.request.fidelity is not Fidelity.EXACT or not (sequence.shares_prefix and sequence.truncates):
+        return []
+    borders = boundaries.crash_borders(prompt_tokens=sequence.prompt_tokens, tokens=tokens, every=every)
+    return list(islice(borders, CRASH_KEPT + 1))
 
 
 def finished_handoff(sequence: Sequence, token: SampledToken, finish: Finish) -> Handoff:

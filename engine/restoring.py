@@ -1,4 +1,4 @@
-"""The one way in for state that was not computed here: prefix hit, hand-off, resume after a preemption.
+"""The one way in for state that was not computed here: prefix hit, hand-off, resume after a preemption or a crash.
 
     admitted ──▶ begin ──▶ complete ──▶ rows from `computed` on
                    └──▶ store ──▶ Loaded ──▶ complete
@@ -11,9 +11,9 @@ from __future__ import annotations
 from collections.abc import Sequence as Ordered
 from itertools import takewhile
 
-from whalepod.core.block_keys import block_keys
+from whalepod.core.block_keys import block_key, block_keys
 from whalepod.core.lifecycle import Phase
-from whalepod.kvstore.store_keys import handoff_snapshot_key, turn_snapshot_key
+from whalepod.kvstore.store_keys import crash_snapshot_key, handoff_snapshot_key, turn_snapshot_key
 from whalepod.kvstore.value_format import SnapshotValue
 
 from .block_pool import BlockPool
@@ -22,11 +22,12 @@ from .fetch_worth import FetchWorth
 from .interface import Fidelity, SnapshotKind
 from .options import RankOptions
 from .prefetching import FetchedBlocks, Prefetcher
+from .publishing import CRASH_KEPT, crash_borders
 from .restore import Available, RestorePlan, SnapshotAt, Source, plan_restore
 from .sequence import Sequence
 from .snapshot_format import mode_of
 from .state_image import Snapshot, StateImage
-from .state_store import Loaded, LoadJob, Prefetched
+from .state_store import Loaded, LoadJob, OwnSnapshot, Prefetched
 from .transfers import Transfers
 
 
@@ -125,7 +126,9 @@ class Restorer:
         present = len(sequence.blocks_exact)
         if present == wanted and not handed and not strict and not sequence.is_prefill:
             return None
-        keys = block_keys(sequence.hashes[:wanted], root=request.chain_root)
+        own = self._own_snapshots(sequence)
+        reached = max((wanted, *(one.blocks for one in own)))
+        keys = block_keys(sequence.hashes[:reached], root=request.chain_root)
 
         def turn_key(blocks: int) -> bytes | None:
             tokens = blocks * self._boundaries.block_tokens
@@ -136,23 +139,49 @@ class Restorer:
         fetched = self._prefetched(sequence, present, wanted)
         timeout_s = self._options.load_timeout_s
         if not handed:
-            rows = (wanted - present) * self._boundaries.block_tokens
+            rows = (reached - present) * self._boundaries.block_tokens
             timeout_s = self.worth.soft_deadline_s(rows, at_most_s=timeout_s)
         return LoadJob(
             owner=sequence.owner,
             keys=keys,
             blocks_present=present,
+            blocks_wanted=wanted,
             payloads=fetched.payloads,
             payloads_exact=fetched.exact,
             confirm_present=sequence.is_prefill,
             exact_only=strict,
             deadline=request.deadline.earlier(timeout_s),
             block_worth_s=None if handed else self.worth.block_s(self._boundaries.block_tokens),
-            own_snapshot=handoff_snapshot_key(request.request_id, request.attempt) if handed else None,
+            own_snapshots=own,
             handed_off_by=sequence.handoff.direct_address if handed and sequence.handoff is not None else None,
             traceparent=request.traceparent,
             turn_snapshot=turn_key if strict else None,
         )
+
+    def _own_snapshots(self, sequence: Sequence) -> list[OwnSnapshot]:
+        """What this request may have left: when its last rank died, then at its prefill. The furthest comes first."""
+        request, handoff = sequence.request, sequence.handoff
+        root, size = request.chain_root, self._boundaries.block_tokens
+        assert root is not None
+        handed = handoff.boundary_tokens if handoff is not None else 0
+        found = [
+            OwnSnapshot(
+                crash_snapshot_key(request.request_id, block_key(sequence.hashes, border // size - 1, root=root)),
+                border // size,
+            )
+            for border in self._crash_borders(sequence)
+            if border > handed
+        ]
+        if handoff is not None and handed:
+            key = handoff_snapshot_key(request.request_id, request.attempt)
+            found.append(OwnSnapshot(key, handed // size, handoff.direct_address))
+        return found
+
+    def _crash_borders(self, sequence: Sequence) -> list[int]:
+        """Where it can go on, if its state there is stored: the row of a token that is known comes next."""
+        tokens = min(sequence.rows_end, len(sequence.tokens)) - 1
+        borders = crash_borders(sequence, self._boundaries, tokens=tokens, every=self._options.crash_tokens)
+        return borders[:CRASH_KEPT]
 
     def _prefetched(self, sequence: Sequence, present: int, wanted: int) -> FetchedBlocks:
         if self._prefetcher is None:
@@ -207,11 +236,13 @@ class Restorer:
         """This request's own snapshot, if it is well-formed and is what was announced."""
         if sequence.parked is not None:
             return self._parse(value, None)
-        handoff = sequence.handoff
-        snapshot = self._parse(value, handoff.kind) if handoff is not None and handoff.kind is not None else None
-        if snapshot is None or handoff is None or snapshot.boundary != handoff.boundary_tokens:
+        snapshot, handoff = self._parse(value, None), sequence.handoff
+        if snapshot is None:
             return None
         length, next_token = sequence.prompt_tokens, snapshot.state.next_token
+        if handoff is None or (snapshot.kind, snapshot.boundary) != (handoff.kind, handoff.boundary_tokens):
+            left = snapshot.kind is SnapshotKind.FULL and snapshot.boundary in self._crash_borders(sequence)
+            return snapshot if left and snapshot.state.prompt_tokens == length else None
         if not self._boundaries.may_hand_over(snapshot.kind, snapshot.boundary, prompt_tokens=length):
             return None
         known = sequence.tokens[snapshot.boundary : snapshot.boundary + 1]

@@ -53,14 +53,27 @@ class Owner:
 
 
 @dataclass(frozen=True, slots=True)
+class OwnSnapshot:
+    """Where a snapshot of this very request may be."""
+
+    key: bytes
+    blocks: int
+    """Full blocks below its boundary, which it needs."""
+    handed_off_by: str | None = None
+    """As of a LoadJob."""
+
+
+@dataclass(frozen=True, slots=True)
 class LoadJob:
     """Find the blocks after those on the device, and windows to go with them."""
 
     owner: Owner
     keys: Sequence[BlockKey]
-    """Of the blocks wanted, depth 0 first."""
+    """Of the blocks that may be wanted, depth 0 first."""
     blocks_present: int
     """Leading ones that are on the device."""
+    blocks_wanted: int
+    """Without a snapshot of its own."""
     confirm_present: bool
     """Also ask whether those are stored."""
     exact_only: bool
@@ -68,8 +81,8 @@ class LoadJob:
     payloads: Sequence[memoryview] = ()
     """Blocks behind those present that have been fetched before."""
     payloads_exact: Sequence[bool] = ()
-    own_snapshot: bytes | None = None
-    """Store key of this request's own snapshot."""
+    own_snapshots: Sequence[OwnSnapshot] = ()
+    """The best first."""
     handed_off_by: str | None = None
     """Of a hand-off: `host:port` where the rank that made it serves its memory; empty: it does not."""
     block_worth_s: float | None = None
@@ -138,17 +151,21 @@ Answer = Loaded | Prefetched | HandoffWritten | RoomFreed
 def run_load(store: StateStore, job: LoadJob, *, block_bytes: int) -> Loaded:
     """Own snapshot, then blocks run by run up to the first that is missing; if that is not all, a turn snapshot where
     they end."""
-    giver = job.handed_off_by
     own: SnapshotValue | None = None
-    if job.own_snapshot is not None:
-        own = store.get_snapshot(job.own_snapshot, deadline=job.deadline, handed_off_by=giver)
+    wanted = job.blocks_wanted
+    for one in job.own_snapshots:
+        own = store.get_snapshot(one.key, deadline=job.deadline, handed_off_by=one.handed_off_by)
+        if own is not None:
+            wanted = one.blocks
+            break
     present_stored = 0
     if job.confirm_present and job.blocks_present:
         present_stored = store.lookup(job.keys[: job.blocks_present], deadline=job.deadline)
     payloads, exact = list(job.payloads), list(job.payloads_exact)
-    _fetch_on(store, job, payloads, exact, block_bytes=block_bytes, giver=giver, worth_s=job.block_worth_s)
+    giver, worth_s, keys = job.handed_off_by, job.block_worth_s, job.keys[:wanted]
+    _fetch_on(store, job, keys, payloads, exact, block_bytes=block_bytes, giver=giver, worth_s=worth_s)
     blocks, turn = job.blocks_present + len(payloads), None
-    if job.turn_snapshot is not None and (own is None or blocks < len(job.keys)):
+    if job.turn_snapshot is not None and (own is None or blocks < wanted):
         key = job.turn_snapshot(blocks)
         turn = store.get_snapshot(key, deadline=job.deadline) if key else None
     return Loaded(job, payloads, exact, present_stored=present_stored, own_snapshot=own, turn_snapshot=turn)
@@ -158,13 +175,14 @@ def run_prefetch(store: StateStore, job: PrefetchJob, *, block_bytes: int) -> Pr
     """Blocks run by run up to the first that is missing."""
     payloads: list[memoryview] = []
     exact: list[bool] = []
-    _fetch_on(store, job, payloads, exact, block_bytes=block_bytes, giver=None)
+    _fetch_on(store, job, job.keys, payloads, exact, block_bytes=block_bytes, giver=None)
     return Prefetched(job, payloads, exact)
 
 
 def _fetch_on(
     store: StateStore,
     job: LoadJob | PrefetchJob,
+    wanted: Sequence[BlockKey],
     payloads: list[memoryview],
     exact: list[bool],
     *,
@@ -174,9 +192,9 @@ def _fetch_on(
 ) -> None:
     """Append the blocks that follow those present and fetched, up to the first that is missing."""
     runs = 1  # a miss costs one small read; a long prefix soon comes in large ones
-    while job.blocks_present + len(payloads) < len(job.keys):
+    while job.blocks_present + len(payloads) < len(wanted):
         first = job.blocks_present + len(payloads)
-        keys = job.keys[first : first + runs * RUN_BLOCKS - first % RUN_BLOCKS]
+        keys = wanted[first : first + runs * RUN_BLOCKS - first % RUN_BLOCKS]
         runs = min(2 * runs, FETCH_RUNS_MAX)
         buffers = [memoryview(bytearray(block_bytes)) for _ in keys]
         fetched = store.fetch_blocks(

@@ -79,7 +79,7 @@ class Caretaker:
         blocks = [value for value in values if not value.is_image]
         images = [value for value in values if value.is_image]
         infos = [parse_info(self._info(admin)) for admin in admins]
-        snapshots = [keys for admin in admins for kind in (b"t:*", b"h:*") for keys in admin.scan(kind)]
+        snapshots = [keys for admin in admins for kind in (b"t:*", b"h:*", b"c:*") for keys in admin.scan(kind)]
         return Stats(
             blocks=len(blocks),
             block_bytes=sum(block.value_bytes for block in blocks),

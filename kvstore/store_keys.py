@@ -26,6 +26,12 @@ def handoff_snapshot_key(request_id: RequestId, attempt: int) -> bytes:
     return b"h:{" + request_id.hex().encode() + b"-%d}:t" % attempt
 
 
+def crash_snapshot_key(request_id: RequestId, key: BlockKey) -> bytes:
+    """Name of what a request leaves at the end of `key`'s block, in case its rank dies. A rank that goes on from other
+    tokens, or without knowing the tenant's salt, has another name for it."""
+    return b"c:{" + request_id.hex().encode() + b"}:" + key.hash
+
+
 def span_key(rows_name: bytes) -> bytes:
     """Name of an image's rows. Whose weights made them, the value's namespace says."""
     return b"e:{" + rows_name[:8].hex().encode() + b"}:" + rows_name

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import signal
 from collections.abc import Iterator
 from typing import Any
@@ -15,6 +16,7 @@ import pytest
 
 from tests.e2e.served_cluster import ServedCluster, served_cluster
 from tests.e2e.test_pool import decode_ranks
+from whalepod.cluster.config import METRICS_PORT_OFFSET
 from whalepod.core.clock import Deadline
 
 pytestmark = pytest.mark.slow
@@ -119,3 +121,41 @@ def test_e13_f4_streams_go_on_elsewhere_with_the_same_text(
     deadline = Deadline.after(60)
     while psutil.pid_exists(pid) or spared.try_pid_on_port(port) in {None, pid} or decode_ranks(spared) < 2:
         assert not deadline.expired
+
+
+def figure(port: int, name: str) -> float:
+    """Of the rank at a gRPC port; 0: it has none yet."""
+    page = httpx.get(f"http://127.0.0.1:{port + METRICS_PORT_OFFSET}/metrics", trust_env=False).text
+    found = re.search(rf"^{re.escape(name)} (\S+)$", page, re.MULTILINE)
+    return float(found.group(1)) if found else 0.0
+
+
+def test_a_long_stream_goes_on_from_what_its_rank_left_before_it_died(spared: ServedCluster) -> None:
+    """Killed behind 600 tokens: the other rank computes what followed the last crash snapshot, and not all of them."""
+    body = {"prompt": PROMPT, "max_tokens": 640, "ignore_eos": True, "seed": 5, "logprobs": 1, "fidelity": "exact"}
+    ports = [spared.config.decode.port + index for index in range(2)]
+    rows = 'whalepod_rank_batch_rows_sum{phase="prefill"}'
+
+    def told(*, kills: bool) -> tuple[list[dict[str, Any]], float]:
+        """All that the client is told, and the prompt rows that the rank has computed which ended it."""
+        chunks: list[dict[str, Any]] = []
+        before = {port: figure(port, rows) for port in ports}
+        survivor = ports[0]
+        with (
+            spared.client() as http,
+            http.stream("POST", "/v1/completions", json={**body, "stream": True}) as response,
+        ):
+            for line in response.iter_lines():
+                data = line.removeprefix("data: ")
+                if data and data != "[DONE]":
+                    chunks += json.loads(data)["choices"]
+                if kills and sum(len((one["logprobs"] or {}).get("tokens", ())) for one in chunks) > 600:
+                    kills = False
+                    survivor, victim = sorted(ports, key=lambda port: figure(port, "whalepod_rank_running"))
+                    spared.kill_on_port(victim)
+        return chunks, figure(survivor, rows) - before[survivor]
+
+    truth, _ = told(kills=False)
+    again, computed = told(kills=True)
+    assert _joined(again) == _joined(truth)
+    assert 0 < computed < 300, "600 and more without it"

@@ -82,6 +82,9 @@ class MemoryStore:
     def turns(self) -> list[bytes]:
         return [key for key in self.snapshots if key.startswith(b"t:")]
 
+    def crashes(self) -> list[bytes]:
+        return [key for key in self.snapshots if key.startswith(b"c:")]
+
     def _leading(self, keys: Sequence[BlockKey], *, exact_only: bool) -> int:
         for count, key in enumerate(keys):
             block = self.blocks.get(key.hash)

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from functools import cache
+
 import pytest
 
-from tests.engine.engine_world import World, decode, prefill, prompt_of
+from tests.engine.engine_world import OPTIONS, World, decode, prefill, prompt_of
 from tests.engine.memory_store import MemoryStore
 from whalepod.core.errors import ContextLengthError
 from whalepod.engine.grammar.spec import GrammarKind, GrammarSpec
-from whalepod.engine.interface import Fidelity, FinishReason
+from whalepod.engine.interface import Fidelity, FinishReason, SampledToken
+from whalepod.engine.options import RankOptions
 from whalepod.engine.sampling_params import SamplingParams
+from whalepod.engine.speculation.options import SpeculationOptions
 from whalepod.model.tensor_layout import ModelRole
 
 TOKENS = 75
@@ -78,3 +83,88 @@ def test_output_so_far_counts_against_the_context() -> None:
     room = world.engine.memory.context_tokens_max - TOKENS
     with pytest.raises(ContextLengthError):
         world.submit(world.request(prompt_of(TOKENS), resumed=[5] * room))
+
+
+LONG = SamplingParams(seed=5, max_tokens=62, ignore_eos=True, logprobs=1)
+CRASHES = replace(OPTIONS, crash_tokens=16)
+"""So borders are at 96, 112 and 128 tokens."""
+AHEAD = replace(CRASHES, async_scheduling=True, speculation=SpeculationOptions())
+SAID = 60
+
+
+@cache
+def whole() -> tuple[SampledToken, ...]:
+    return tuple(World().generate(prompt_of(TOKENS), LONG, name="name").tokens)
+
+
+@cache
+def _killed(options: RankOptions) -> tuple[MemoryStore, list[int]]:
+    store = MemoryStore()
+    world = World(store=store, options=options)
+    heard = world.submit(world.request(prompt_of(TOKENS), LONG, name="name"))
+    while len(heard.tokens) < SAID:
+        world.step()
+    return store, heard.ids
+
+
+def killed(options: RankOptions = CRASHES) -> tuple[MemoryStore, list[int]]:
+    """What a rank has stored, and said, when it dies in the middle of the request `name`."""
+    store, said = _killed(options)
+    return MemoryStore(blocks=dict(store.blocks), snapshots=dict(store.snapshots)), said[:SAID]
+
+
+@pytest.mark.parametrize("options", [CRASHES, AHEAD], ids=["token by token", "ahead, with drafts"])
+def test_an_exact_request_goes_on_from_what_its_rank_left_last_before_it_died(options: RankOptions) -> None:
+    _, said = killed(options)
+    assert said == [token.id for token in whole()[:SAID]]
+    for cut, boundary in (SAID, 128), (53, 112):
+        store, _ = killed(options)
+        assert len(store.crashes()) == 2
+        world = World(store=store, options=options)
+        rest = world.generate(prompt_of(TOKENS), LONG, name="name", attempt=2, resumed=said[:cut])
+        assert tuple(rest.tokens) == whole()[cut:]
+        assert rest.end.cached_tokens == boundary, "only what follows is computed"
+
+
+def test_a_request_that_ends_leaves_nothing_to_go_on_from() -> None:
+    store, said = killed()
+    World(store=store, options=CRASHES).generate(prompt_of(TOKENS), LONG, name="name", attempt=2, resumed=said)
+    assert store.crashes() == []
+
+
+def test_without_all_of_it_the_request_is_computed_again() -> None:
+    store, said = killed()
+    del store.blocks[list(store.blocks)[128 // 16 - 1]]
+    rest = World(store=store, options=CRASHES).generate(prompt_of(TOKENS), LONG, name="name", attempt=2, resumed=said)
+    assert tuple(rest.tokens) == whole()[SAID:]
+    assert rest.end.cached_tokens == 32  # R of the prompt: B · ⌊(75 - 28) / 16⌋
+
+
+@pytest.mark.parametrize(
+    ("change", "boundary"),
+    # R of the prompt, of the prompt, of prompt and output: B · ⌊(L - 28) / 16⌋
+    [("another request", 32), ("other tokens", 32), ("fast", 96)],
+)
+def test_what_another_history_left_is_not_found(change: str, boundary: int) -> None:
+    store, said = killed()
+    resumed = [said[0] ^ (change == "other tokens"), *said[1:]]
+    name = "other" if change == "another request" else "name"
+    fidelity = Fidelity.FAST if change == "fast" else Fidelity.EXACT
+    heard = World(store=store, options=CRASHES).generate(
+        prompt_of(TOKENS), LONG, name=name, attempt=2, resumed=resumed, fidelity=fidelity
+    )
+    assert heard.end.cached_tokens == boundary
+
+
+@pytest.mark.parametrize("role", [ModelRole.FULL, ModelRole.ENCODER])
+def test_what_a_dead_rank_left_serves_where_a_prefill_rank_is_asked_too(role: ModelRole) -> None:
+    store, said = killed()
+    asked = {"name": "name", "attempt": 2, "resumed": said}
+    handoff = prefill(World(store=store, role=role, options=CRASHES), prompt_of(TOKENS), LONG, **asked)
+    assert handoff.boundary_tokens == (TOKENS + SAID if role is ModelRole.FULL else 46)
+    world = World(store=store, options=CRASHES)
+    rest = decode(world, prompt_of(TOKENS), handoff, LONG, **asked)
+    assert tuple(rest.tokens) == whole()[SAID:]
+    rows = sum(work.prompt_rows for work in world.engine.take_works())
+    assert rows <= TOKENS + SAID - 128 if role is ModelRole.ENCODER else handoff.cached_tokens == 128
+    assert store.handoffs() == []

@@ -10,7 +10,7 @@ from tests.engine.memory_store import MemoryStore
 from whalepod.core.block_keys import BlockHash, BlockKey, block_keys
 from whalepod.core.clock import Deadline
 from whalepod.core.ids import RequestId
-from whalepod.engine.state_store import Answer, HandoffWritten, Loaded, LoadJob, Owner, RoomFreed
+from whalepod.engine.state_store import Answer, HandoffWritten, Loaded, LoadJob, Owner, OwnSnapshot, RoomFreed
 from whalepod.engine.transfers import BlockWrite, SnapshotWrite, Transfers
 from whalepod.kvstore.client import BlockToPut
 from whalepod.kvstore.value_format import PartKind, SnapshotValue
@@ -58,10 +58,11 @@ def _job(keys: Sequence[BlockKey], *, present: int = 0, own: bytes | None = None
         owner=OWNER,
         keys=keys,
         blocks_present=present,
+        blocks_wanted=len(keys),
         confirm_present=present > 0,
         exact_only=exact,
         deadline=Deadline.after(10),
-        own_snapshot=own,
+        own_snapshots=() if own is None else (OwnSnapshot(own, len(keys)),),
         turn_snapshot=lambda blocks: b"t:%d" % blocks if blocks else None,
     )
 
