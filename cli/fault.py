@@ -13,7 +13,7 @@ from rich.console import Console
 from whalepod.cluster.config import ClusterConfig
 from whalepod.cluster.error_codes import error_from_rpc
 from whalepod.cluster.fault_switch import sign_order
-from whalepod.cluster.grpc_options import channel_options
+from whalepod.cluster.peer_tls import PeerTls, open_channel
 from whalepod.cluster.registry import RegistryWatcher
 from whalepod.core.clock import SYSTEM_CLOCK
 from whalepod.core.ids import RankId
@@ -67,8 +67,8 @@ def fault(
 
 async def _order(config: ClusterConfig, rank: RankId, order: fault_pb2.FaultOrder) -> str | None:
     """None: it has begun; else why not."""
-    secret = config.cluster_secret()
-    watcher = RegistryWatcher(redis_url=config.redis_url_or_embedded, secret=secret)
+    secret, tls = config.cluster_secret(), PeerTls.of(config.tls)
+    watcher = RegistryWatcher(redis_url=config.redis_url_or_embedded, secret=secret, tls=tls)
     try:
         await watcher.poll()
         ranks = watcher.ranks
@@ -76,7 +76,7 @@ async def _order(config: ClusterConfig, rank: RankId, order: fault_pb2.FaultOrde
         await watcher.stop()
     if rank not in ranks:
         return f"there is no rank {rank}; there are {', '.join(sorted(ranks)) or 'none'}"
-    async with grpc.aio.insecure_channel(ranks[rank].address, options=channel_options()) as channel:
+    async with open_channel(ranks[rank].address, tls) as channel:
         stub: Any = fault_pb2_grpc.FaultServiceStub(channel)
         try:
             await stub.Inject(sign_order(order, secret), timeout=TIMEOUT_S)

@@ -12,6 +12,7 @@ from rich.console import Console
 from whalepod.cluster.config import ClusterConfig
 from whalepod.cluster.config_sources import load_config
 from whalepod.cluster.liveness import HealthProber, Liveness
+from whalepod.cluster.peer_tls import PeerTls
 from whalepod.cluster.registration import RankInfo
 from whalepod.cluster.registry import RegistryWatcher
 from whalepod.cluster.serve_lock import serving_record
@@ -55,8 +56,9 @@ def served_here_unless_named(config: ClusterConfig, console: Console) -> Cluster
 
 async def _look(config: ClusterConfig) -> tuple[list[tuple[RankInfo, Liveness]], dict[str, str], bool]:
     """Ranks with what they answer, refused registrations, and whether the registry answered."""
-    watcher = RegistryWatcher(redis_url=config.redis_url_or_embedded, secret=config.cluster_secret())
-    prober = HealthProber()
+    tls = PeerTls.of(config.tls)
+    watcher = RegistryWatcher(redis_url=config.redis_url_or_embedded, secret=config.cluster_secret(), tls=tls)
+    prober = HealthProber(tls=tls)
     try:
         await watcher.poll()
         ranks = sorted(watcher.ranks.values(), key=lambda rank: rank.rank_id)

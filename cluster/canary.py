@@ -27,6 +27,7 @@ from .canary_report import Answer, CanaryReport, answer_of_tokens, note_differen
 from .config import ClusterConfig, join_address
 from .error_codes import error_from_rpc
 from .grpc_options import channel_options
+from .peer_tls import PeerTls
 from .registration import RankRole
 from .registry import RegistryWatcher
 from .wire import FIDELITIES, sampling_to_proto
@@ -161,7 +162,8 @@ async def _run_control(config: ClusterConfig, shape: Shape, plan: CanaryPlan) ->
     """On a prompt of several blocks, whose windows are all in use."""
     case = plan_cases(shape, count=1, warm=False, seed=plan.seed + 1)[0]
     case = CanaryCase(-1, Warmth.COLD, case.prompt_ids, case.sampling)
-    watcher = RegistryWatcher(redis_url=config.redis_url_or_embedded, secret=config.cluster_secret())
+    secret, tls = config.cluster_secret(), PeerTls.of(config.tls)
+    watcher = RegistryWatcher(redis_url=config.redis_url_or_embedded, secret=secret, tls=tls)
     try:
         await watcher.poll()
         ranks = list(watcher.ranks.values())
@@ -172,7 +174,7 @@ async def _run_control(config: ClusterConfig, shape: Shape, plan: CanaryPlan) ->
     if prefill is None or decode is None:
         raise InternalError("the control needs a prefill rank and a decode rank")
     cluster = ControlCluster(
-        prefill, decode, config.cluster_secret(), config.redis_url_or_embedded, block_tokens=shape.block_tokens
+        prefill, decode, secret, config.redis_url_or_embedded, block_tokens=shape.block_tokens, tls=tls
     )
     untouched = await run_handoff(cluster, case, fidelity=plan.fidelity, zero_windows=False)
     zeroed = await run_handoff(cluster, case, fidelity=plan.fidelity, zero_windows=True)

@@ -38,7 +38,7 @@ from whalepod.rpc.decode.v1 import decode_pb2, decode_pb2_grpc
 from whalepod.rpc.prefill.v1 import prefill_pb2, prefill_pb2_grpc
 
 from .canary_cases import CanaryCase
-from .grpc_options import channel_options
+from .peer_tls import PeerTls, open_channel
 from .registration import RankInfo
 from .step_message import decode_step
 from .tickets import pack_ids, sign_ticket
@@ -58,6 +58,7 @@ class ControlCluster:
     secret: ClusterSecret
     redis_url: str
     block_tokens: int
+    tls: PeerTls | None
 
 
 async def run_handoff(
@@ -69,11 +70,10 @@ async def run_handoff(
     """
     request_id = mint_request_id()
     ticket = _sign(cluster, case, request_id, fidelity)
-    options = channel_options()
     async with (
         asyncio.timeout(TIMEOUT_S),
-        grpc.aio.insecure_channel(cluster.prefill.address, options=options) as prefill_channel,
-        grpc.aio.insecure_channel(cluster.decode.address, options=options) as decode_channel,
+        open_channel(cluster.prefill.address, cluster.tls) as prefill_channel,
+        open_channel(cluster.decode.address, cluster.tls) as decode_channel,
     ):
         prefill = prefill_pb2_grpc.PrefillServiceStub(prefill_channel)
         ready = await prefill.Run(prefill_pb2.RunRequest(ticket=ticket))

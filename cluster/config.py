@@ -134,13 +134,25 @@ class RouterSettings(Section):
 
 
 class TlsSettings(Section):
-    """Certificates of the public HTTP and gRPC servers. Files are read again when they change."""
+    """Certificates of the public HTTP and gRPC servers, and of processes of the cluster among themselves. Files are
+    read again when they change."""
 
     cert_file: Path | None = Field(default=None, description="certificate chain, PEM; default: no TLS")
     key_file: Path | None = Field(default=None, description="its private key, PEM")
     client_ca_file: Path | None = Field(
         default=None,
         description="clients must show a certificate of these authorities, PEM; default: none is asked for",
+    )
+    peer_cert_file: Path | None = Field(
+        default=None,
+        description="what this process shows to others of its cluster, PEM; default: plain text",
+    )
+    peer_key_file: Path | None = Field(default=None, description="its private key, PEM")
+    peer_ca_file: Path | None = Field(
+        default=None, description="authorities that must have signed what the others show, PEM"
+    )
+    peer_name: str | None = Field(
+        default=None, description="name in the others' certificates; default: the host at which each is reached"
     )
 
 
@@ -171,8 +183,10 @@ class KvSettings(Section):
     mac: Literal["auto", "on", "off"] = Field(
         default="auto", description="sign values with the cluster secret; auto: unless everything is on this machine"
     )
-    direct: bool = Field(
-        default=True, description="decode ranks may read from a prefill rank's memory when the store is no help"
+    direct: bool | None = Field(
+        default=None,
+        description="decode ranks may read, in plain text, from a prefill rank's memory when the store is no help; "
+        "default: on, off with tls.peer_cert_file",
     )
     direct_hold_mib: int = Field(default=256, ge=1, description="what a prefill rank holds for that, at most")
     direct_hold_seconds: float = Field(default=60.0, gt=0, description="how long it holds it, at most")
@@ -294,6 +308,11 @@ class ClusterConfig(Section):
         return self.vision.replicas == 0
 
     @property
+    def serves_direct(self) -> bool:
+        """Whether prefill ranks serve values from their memory. Not in plain text unless somebody says so."""
+        return self.tls.peer_cert_file is None if self.kv.direct is None else self.kv.direct
+
+    @property
     def public_url(self) -> str:
         """Where clients on this machine reach the router."""
         scheme = "http" if self.tls.cert_file is None else "https"
@@ -360,7 +379,7 @@ class ClusterConfig(Section):
                 ports[f"{name}.port + {index} + {METRICS_PORT_OFFSET} (metrics)"] = (
                     pool.port + index + METRICS_PORT_OFFSET
                 )
-                if name == "prefill" and self.kv.direct:
+                if name == "prefill" and self.serves_direct:
                     ports[f"{name}.port + {index} + {DIRECT_PORT_OFFSET} (direct)"] = (
                         pool.port + index + DIRECT_PORT_OFFSET
                     )

@@ -107,6 +107,12 @@ def _tls_contradictions(config: ClusterConfig) -> Iterator[str]:
     tls = config.tls
     if (tls.cert_file is None) != (tls.key_file is None):
         yield "tls.cert_file and tls.key_file go together: set both, or neither"
+    peer = {"cert_file": tls.peer_cert_file, "key_file": tls.peer_key_file, "ca_file": tls.peer_ca_file}
+    missing = [f"tls.peer_{name}" for name, file in peer.items() if file is None]
+    if 0 < len(missing) < len(peer):
+        yield f"tls.peer_cert_file, tls.peer_key_file and tls.peer_ca_file go together: set {' and '.join(missing)} too"
+    if tls.peer_name is not None and tls.peer_cert_file is None:
+        yield "tls.peer_name is set without tls.peer_cert_file: nobody shows a certificate"
     if tls.client_ca_file is not None and tls.cert_file is None:
         yield "tls.client_ca_file is set without tls.cert_file: only a TLS server can ask for certificates"
     if tls.client_ca_file is not None and config.router.admin_port is None:

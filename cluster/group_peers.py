@@ -13,8 +13,9 @@ from whalepod.core.clock import Clock
 from whalepod.core.credentials import ClusterSecret
 from whalepod.rpc.group.v1 import group_pb2, group_pb2_grpc
 
+from .channels import Channels
 from .group_messages import sign
-from .grpc_options import channel_options
+from .peer_tls import PeerTls
 
 log = logging.getLogger(__name__)
 
@@ -24,14 +25,22 @@ WAKE_ATTEMPTS = 3
 
 
 class GroupPeers:
-    def __init__(self, addresses: Sequence[str], *, index: int, secret: ClusterSecret, clock: Clock) -> None:
+    def __init__(
+        self,
+        addresses: Sequence[str],
+        *,
+        index: int,
+        secret: ClusterSecret,
+        tls: PeerTls | None = None,
+        clock: Clock,
+    ) -> None:
         """`addresses` of every rank of the group, this one too, in order."""
         self.index = index
         self.size = len(addresses)
         self._secret = secret
         self._clock = clock
         self._addresses = addresses
-        self._channels: dict[int, grpc.aio.Channel] = {}
+        self._channels = Channels(tls)
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def probe(self, peer: int, *, timeout_s: float = PROBE_TIMEOUT_S) -> group_pb2.ProbeResponse | None:
@@ -68,8 +77,7 @@ class GroupPeers:
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        for channel in self._channels.values():
-            await channel.close()
+        await self._channels.close()
 
     async def _wake(self, peer: int, epoch: int, round_number: int) -> None:
         for _ in range(WAKE_ATTEMPTS):
@@ -82,6 +90,4 @@ class GroupPeers:
                 return
 
     def _stub(self, peer: int) -> Any:  # noqa: ANN401  generated stubs are untyped
-        if peer not in self._channels:
-            self._channels[peer] = grpc.aio.insecure_channel(self._addresses[peer], options=channel_options())
-        return group_pb2_grpc.GroupServiceStub(self._channels[peer])
+        return group_pb2_grpc.GroupServiceStub(self._channels.to(self._addresses[peer]))

@@ -7,7 +7,8 @@ from enum import Enum, auto
 import grpc
 from grpc_health.v1 import health_pb2
 
-from .grpc_options import channel_options
+from .channels import Channels
+from .peer_tls import PeerTls
 
 PROBE_TIMEOUT_S = 1.0
 
@@ -22,16 +23,13 @@ class Liveness(Enum):
 class HealthProber:
     """Probes addresses, with one channel each. For one event loop."""
 
-    def __init__(self, *, timeout_s: float = PROBE_TIMEOUT_S) -> None:
+    def __init__(self, *, timeout_s: float = PROBE_TIMEOUT_S, tls: PeerTls | None = None) -> None:
         self._timeout_s = timeout_s
-        self._channels: dict[str, grpc.aio.Channel] = {}
+        self._channels = Channels(tls)
 
     async def probe(self, address: str) -> Liveness:
-        channel = self._channels.get(address)
-        if channel is None:
-            channel = self._channels[address] = grpc.aio.insecure_channel(address, options=channel_options())
         try:
-            check = channel.unary_unary(
+            check = self._channels.to(address).unary_unary(
                 "/grpc.health.v1.Health/Check",
                 request_serializer=health_pb2.HealthCheckRequest.SerializeToString,
                 response_deserializer=health_pb2.HealthCheckResponse.FromString,
@@ -42,6 +40,4 @@ class HealthProber:
         return Liveness.SERVING if reply.status == health_pb2.HealthCheckResponse.SERVING else Liveness.NOT_SERVING
 
     async def close(self) -> None:
-        for channel in self._channels.values():
-            await channel.close()
-        self._channels.clear()
+        await self._channels.close()

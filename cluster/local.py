@@ -28,6 +28,7 @@ from .child_process import SupervisedChild
 from .config import ClusterConfig
 from .embedded_redis import EmbeddedRedis, EmbeddedRedisSettings
 from .janitor import Janitor
+from .peer_tls import PeerTls
 from .pool_control import PoolControl
 from .pools import RankPools, rank_places
 from .ray_runtime import prepare_ray_environment, start_ray, stop_ray
@@ -175,7 +176,7 @@ class LocalCluster:
     async def watching_ranks(self) -> AsyncGenerator[RegistryWatcher]:
         """The registry, looked at often."""
         url, secret = self.config.redis_url_or_embedded, self.config.cluster_secret()
-        watcher = RegistryWatcher(redis_url=url, secret=secret, poll_s=POLL_S)
+        watcher = RegistryWatcher(redis_url=url, secret=secret, tls=PeerTls.of(self.config.tls), poll_s=POLL_S)
         await watcher.start()
         try:
             yield watcher

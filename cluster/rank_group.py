@@ -29,6 +29,7 @@ from .config import ClusterConfig
 from .group_membership import GroupMembership
 from .group_peers import GroupPeers
 from .group_servicer import GroupServicer
+from .peer_tls import PeerTls
 from .rank_addresses import rank_addresses
 
 log = logging.getLogger(__name__)
@@ -77,12 +78,13 @@ class RankGroup:
         *,
         incarnation: Incarnation,
         secret: ClusterSecret,
+        tls: PeerTls | None,
         clock: Clock,
     ) -> None:
         self._config = config
         self._clock = clock
         addresses, self._index = group_addresses(config, pool, index)
-        peers = GroupPeers(addresses, index=self._index, secret=secret, clock=clock)
+        peers = GroupPeers(addresses, index=self._index, secret=secret, tls=tls, clock=clock)
         self._membership = GroupMembership(
             peers, incarnation=incarnation, host=config.reachable_host, device=config.engine.device, clock=clock
         )

@@ -35,6 +35,7 @@ from whalepod.model.tensor_layout import ModelRole
 from .config import ClusterConfig
 from .fault_switch import FaultServicer, FaultSwitch
 from .machine_memory import machine_memory
+from .peer_tls import PeerTls
 from .pool_settings import DecodeSettings, PrefillSettings
 from .rank_group import RankGroup, computes_in_group, seat_of
 from .rank_metrics import LoadCollector, count_events, count_work
@@ -108,7 +109,8 @@ class RankProcess:
         self._secret = config.cluster_secret()
         self._seat = seat_of(config, pool=identity.pool, index=identity.index)
         self._loop = asyncio.get_running_loop()
-        self._server = RankServer(config, identity, clock=clock)
+        self._tls = PeerTls.of(config.tls)
+        self._server = RankServer(config, identity, tls=self._tls, clock=clock)
         self._failure: asyncio.Future[BaseException] = self._loop.create_future()
         self._faults = FaultSwitch(clock=clock) if config.fault_injection else None
         self._model: RankModel | None = None
@@ -125,7 +127,13 @@ class RankProcess:
         if computes_in_group(self._config, pool=self._identity.pool):
             own = self._identity
             self._group = RankGroup(
-                self._config, own.pool, own.index, incarnation=own.incarnation, secret=self._secret, clock=self._clock
+                self._config,
+                own.pool,
+                own.index,
+                incarnation=own.incarnation,
+                secret=self._secret,
+                tls=self._tls,
+                clock=self._clock,
             )
             self._group.register(self._server.server)
         with ThreadPoolExecutor(max_workers=1) as loader:
@@ -254,7 +262,7 @@ class RankProcess:
         caller = VisionCaller(self._identity.model_name, model.namespace, self._secret, self._clock)
         options = SpanOptions(store_s=config.vision.store_seconds, timeout_s=config.vision.timeout_seconds)
         assert self._store is not None
-        return RankSpans(model, options, caller=caller, store=self._store.client, inline=inline)
+        return RankSpans(model, options, caller=caller, store=self._store.client, inline=inline, tls=self._tls)
 
     def _check_memory(self, shape: RankShape) -> None:
         """Raises ConfigError before a weight is read, if they and the caches would not fit."""

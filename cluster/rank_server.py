@@ -26,6 +26,7 @@ from whalepod.engine.interface import Fidelity, RankLoad
 
 from .config import METRICS_PORT_OFFSET, ClusterConfig, join_address
 from .grpc_options import server_options
+from .peer_tls import PeerTls
 from .rank_addresses import rank_port
 from .registrar import Registrar
 from .registration import RankInfo, RankRole
@@ -99,8 +100,12 @@ class ServedPart(Protocol):
 class RankServer:
     """For one event loop."""
 
-    def __init__(self, config: ClusterConfig, identity: RankIdentity, *, clock: Clock) -> None:
+    def __init__(
+        self, config: ClusterConfig, identity: RankIdentity, *, tls: PeerTls | None = None, clock: Clock
+    ) -> None:
+        """`tls` None: plain text."""
         self._config = config
+        self._tls = tls
         self._identity = identity
         self._clock = clock
         self._secret = config.cluster_secret()
@@ -121,7 +126,10 @@ class RankServer:
         patience = Deadline.after(BIND_PATIENCE_S, self._clock)
         while True:
             try:
-                self.server.add_insecure_port(address)
+                if self._tls is None:
+                    self.server.add_insecure_port(address)
+                else:
+                    self.server.add_secure_port(address, self._tls.server_credentials())
                 return
             except RuntimeError:
                 if patience.expired:
@@ -202,6 +210,7 @@ class RankServer:
             time_unix_ms=self._clock.unix_ms(),
             load=load,
             draining=self._draining,
+            speaks_tls=self._tls is not None,
         )
 
     async def _set_health(self, *, serving: bool) -> None:

@@ -37,6 +37,7 @@ from whalepod.rpc.vision.v1 import vision_pb2, vision_pb2_grpc
 
 from .error_codes import error_from_rpc
 from .grpc_options import channel_options
+from .peer_tls import PeerTls
 from .vision_orders import VisionCaller, by_affinity
 
 log = logging.getLogger(__name__)
@@ -77,8 +78,10 @@ class RankSpans:
         caller: VisionCaller,
         store: StateStore | None,
         inline: InlineSpans | None,
+        tls: PeerTls | None = None,
     ) -> None:
         """`inline` None: this process encodes none."""
+        self._tls = tls
         self._width = model.config.hidden_size
         self._dtype: torch.dtype = model.dtype
         self._options = options
@@ -86,7 +89,8 @@ class RankSpans:
         self._store = store
         self._inline = inline
         self._cache = SpanCache(ROWS_HELD_MAX)
-        self._channels: dict[str, grpc.Channel] = {}
+        self._channels: dict[tuple[str, object], grpc.Channel] = {}
+        """By address, and the certificates that are shown there."""
         self._failed: dict[str, Deadline] = {}
         self._opening = threading.Lock()
 
@@ -182,7 +186,12 @@ class RankSpans:
             self._store.put_snapshot(key, value, ttl_s=self._options.store_s, deadline=deadline)
 
     def _channel(self, address: str) -> grpc.Channel:
+        key = (address, None if self._tls is None else self._tls.version)
         with self._opening:
-            if address not in self._channels:
-                self._channels[address] = grpc.insecure_channel(address, options=channel_options())
-            return self._channels[address]
+            if key not in self._channels:
+                self._channels[key] = (
+                    grpc.insecure_channel(address, options=channel_options())
+                    if self._tls is None
+                    else self._tls.blocking_channel(address)
+                )
+            return self._channels[key]

@@ -67,6 +67,8 @@ class RankInfo:
     draining: bool = False
     reads_batches: bool = False
     """A decode rank that takes several messages in one."""
+    speaks_tls: bool = False
+    """At `address`; else plain text."""
 
     def incompatibility(self, *, model: str, namespace: bytes, layout: str) -> str | None:
         """Why this rank cannot work beside ranks of `model`, `namespace` and `layout`; None: it can."""
@@ -78,6 +80,16 @@ class RankInfo:
                 f"this cluster as {layout!r} (namespace {namespace.hex()}): their blocks are not interchangeable"
             )
         return None
+
+    def unreachable_for(self, *, speaks_tls: bool) -> str | None:
+        """Why a process with these settings cannot talk to this rank; None: it can."""
+        if self.speaks_tls == speaks_tls:
+            return None
+        rank, here = ("TLS", "plain text") if self.speaks_tls else ("plain text", "TLS")
+        return (
+            f"{self.rank_id} at {self.address} speaks {rank}, this process {here}: give tls.peer_cert_file, "
+            "tls.peer_key_file and tls.peer_ca_file to every process of the cluster, or to none"
+        )
 
 
 _ROLE_TO_PROTO = {
@@ -108,6 +120,7 @@ def sign_registration(info: RankInfo, secret: ClusterSecret) -> bytes:
         load=load_to_proto(info.load),
         draining=info.draining,
         reads_batches=info.reads_batches,
+        speaks_tls=info.speaks_tls,
     ).SerializeToString()
     mac = secret.mac(Purpose.REGISTRATION, payload)
     return common_pb2.SignedRegistration(registration=payload, mac=mac).SerializeToString()
@@ -143,4 +156,5 @@ def open_registration(data: bytes, secret: ClusterSecret, *, now_unix_ms: int) -
         load=load_from_proto(message.load),
         draining=message.draining,
         reads_batches=message.reads_batches,
+        speaks_tls=message.speaks_tls,
     )

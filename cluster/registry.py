@@ -27,6 +27,7 @@ from whalepod.core.ids import Incarnation, RankId
 from whalepod.core.tasks import cancel_and_wait
 
 from .liveness import HealthProber, Liveness
+from .peer_tls import PeerTls
 from .purge_epochs import PurgeEpochs, raise_epoch
 from .registration import RankInfo
 from .registration_store import (
@@ -70,6 +71,7 @@ class RegistryWatcher:
         secret: ClusterSecret,
         expected: Compatibility | None = None,
         on_change: Callable[[Mapping[RankId, RankInfo]], None] | None = None,
+        tls: PeerTls | None = None,
         clock: Clock = SYSTEM_CLOCK,
         poll_s: float = 0.5,
         silence_s: float = SILENCE_S,
@@ -86,7 +88,8 @@ class RegistryWatcher:
         self._silence_s = silence_s
         self._heard: dict[str, tuple[bytes, float]] = {}
         """By name: the registration, and when it was seen to change."""
-        self._prober = HealthProber() if probe is None else None
+        self._speaks_tls = tls is not None
+        self._prober = HealthProber(tls=tls) if probe is None else None
         self._probe = probe if probe is not None else self._require_prober().probe
         self._known: dict[RankId, RankInfo] = {}
         self._silent_polls: dict[RankId, int] = {}
@@ -223,7 +226,7 @@ class RegistryWatcher:
         for name, info in sorted(found.ranks.items()):
             if self._expected is None:
                 self._expected = Compatibility(info.model, info.namespace, info.layout)
-            reason = info.incompatibility(
+            reason = info.unreachable_for(speaks_tls=self._speaks_tls) or info.incompatibility(
                 model=self._expected.model, namespace=self._expected.namespace, layout=self._expected.layout
             )
             if reason is None and not self._is_fresh(name, raw[name], info):

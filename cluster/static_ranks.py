@@ -24,7 +24,8 @@ from whalepod.core.tasks import cancel_and_wait
 from whalepod.rpc.common.v1 import common_pb2
 from whalepod.rpc.rank.v1 import rank_pb2, rank_pb2_grpc
 
-from .grpc_options import channel_options
+from .channels import Channels
+from .peer_tls import PeerTls
 from .registration import RankInfo, open_registration, sign_registration
 
 log = logging.getLogger(__name__)
@@ -64,6 +65,7 @@ class StaticRanks:
         *,
         secret: ClusterSecret,
         on_change: Callable[[Mapping[RankId, RankInfo]], None],
+        tls: PeerTls | None = None,
         clock: Clock = SYSTEM_CLOCK,
         poll_s: float = POLL_S,
     ) -> None:
@@ -72,7 +74,7 @@ class StaticRanks:
         self._on_change = on_change
         self._clock = clock
         self._poll_s = poll_s
-        self._channels: dict[str, grpc.aio.Channel] = {}
+        self._channels = Channels(tls)
         self._known: dict[str, RankInfo] = {}
         self._silent: dict[str, int] = {}
         self._unheard = set(self._addresses)
@@ -106,7 +108,7 @@ class StaticRanks:
     async def stop(self) -> None:
         if self._task is not None:
             await cancel_and_wait(self._task)
-        await asyncio.gather(*(channel.close() for channel in self._channels.values()))
+        await self._channels.close()
 
     async def add(self, address: str) -> None:
         """One more address, asked at once. One that is known already is only asked."""
@@ -124,10 +126,7 @@ class StaticRanks:
         self._publish()
 
     async def _ask(self, address: str) -> RankInfo | None:
-        channel = self._channels.get(address)
-        if channel is None:
-            channel = self._channels[address] = grpc.aio.insecure_channel(address, options=channel_options())
-        stub: Any = rank_pb2_grpc.RankServiceStub(channel)
+        stub: Any = rank_pb2_grpc.RankServiceStub(self._channels.to(address))
         try:
             response = await stub.Describe(rank_pb2.DescribeRequest(), timeout=PROBE_TIMEOUT_S)
             data = response.registration.SerializeToString()
@@ -138,6 +137,7 @@ class StaticRanks:
             if not silent or self._silent[address] >= SILENT_POLLS_MAX:
                 self._known.pop(address, None)
                 self._unheard.discard(address)
+            self._note_handshake(address, failure)
             return None
         except AuthenticationError as error:
             self._refuse(address, str(error))
@@ -165,6 +165,11 @@ class StaticRanks:
         if self._refused.get(address) != reason:
             log.error("refused the rank at %s: %s", address, reason)
         self._refused[address] = reason
+
+    def _note_handshake(self, address: str, failure: grpc.aio.AioRpcError) -> None:
+        """A rank that is not there yet is nothing to speak of; one that is not believed, or does not believe, is."""
+        if "handshake" in (failure.details() or "").lower():
+            self._refuse(address, f"{failure.details()} (see tls.peer_cert_file)")
 
     def _publish(self) -> None:
         ranks = {info.rank_id: info for info in self._known.values()}

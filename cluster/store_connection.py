@@ -72,7 +72,7 @@ def connect_rank_store(
     """`port` is the rank's; `serves`: it hands off, so others may read from it. Raises ConfigError."""
     settings = store_settings(config, secret=secret)
     check_servers(settings, policy=config.kv.maxmemory_policy, clock=clock)
-    key = secret.mac(Purpose.DIRECT_KEY, namespace) if config.kv.direct else None
+    key = secret.mac(Purpose.DIRECT_KEY, namespace) if config.serves_direct else None
     held: HeldValues | None = None
     server: DirectServer | None = None
     if key is not None and serves:

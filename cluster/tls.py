@@ -2,6 +2,8 @@
 
 tls.cert_file, tls.key_file         whom clients talk to
 tls.client_ca_file                  whose certificates clients must show (mutual TLS); unset: none
+
+Those between processes of the cluster are in `peer_tls.py`.
 """
 
 from __future__ import annotations
@@ -23,8 +25,16 @@ log = logging.getLogger(__name__)
 class ServerTls:
     """The files of one server. Safe to use from several threads: what is replaced is replaced whole."""
 
-    def __init__(self, *, cert_file: Path, key_file: Path, client_ca_file: Path | None = None) -> None:
-        """Raises ConfigError, naming the setting, on files that cannot be read or do not belong together."""
+    def __init__(
+        self,
+        *,
+        cert_file: Path,
+        key_file: Path,
+        client_ca_file: Path | None = None,
+        settings: tuple[str, str, str] = ("tls.cert_file", "tls.key_file", "tls.client_ca_file"),
+    ) -> None:
+        """Raises ConfigError, naming one of the `settings`, on files that cannot be read or do not belong together."""
+        self._settings = settings
         self._cert_file = cert_file
         self._key_file = key_file
         self._client_ca_file = client_ca_file
@@ -64,6 +74,16 @@ class ServerTls:
             self._grpc_configuration(), fetcher, require_client_authentication=self.asks_for_certificates
         )
 
+    def version(self) -> object:
+        """Another one when files have changed and can be used."""
+        self._look_again()
+        return self._version
+
+    def pems(self) -> tuple[bytes, bytes, bytes | None]:
+        """Key, certificate chain and authorities, PEM."""
+        authorities = None if self._client_ca_file is None else self._client_ca_file.read_bytes()
+        return self._key_file.read_bytes(), self._cert_file.read_bytes(), authorities
+
     def _look_again(self) -> None:
         version = self._current_version()
         if version == self._version:
@@ -77,6 +97,7 @@ class ServerTls:
         log.info("certificates read again")
 
     def _read_context(self) -> ssl.SSLContext:
+        cert_setting, key_setting, authorities_setting = self._settings
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.minimum_version = ssl.TLSVersion.TLSv1_2
         context.set_alpn_protocols(["http/1.1"])
@@ -84,20 +105,19 @@ class ServerTls:
             context.load_cert_chain(self._cert_file, self._key_file)
         except (OSError, ssl.SSLError) as error:
             raise ConfigError(
-                f"tls.cert_file {self._cert_file} and tls.key_file {self._key_file} cannot be used: {error}"
+                f"{cert_setting} {self._cert_file} and {key_setting} {self._key_file} cannot be used: {error}"
             ) from None
         if self._client_ca_file is not None:
             try:
                 context.load_verify_locations(self._client_ca_file)
             except (OSError, ssl.SSLError) as error:
-                raise ConfigError(f"tls.client_ca_file {self._client_ca_file} cannot be used: {error}") from None
+                raise ConfigError(f"{authorities_setting} {self._client_ca_file} cannot be used: {error}") from None
             context.verify_mode = ssl.CERT_REQUIRED
         return context
 
     def _grpc_configuration(self) -> grpc.ServerCertificateConfiguration:
-        authorities = None if self._client_ca_file is None else self._client_ca_file.read_bytes()
-        pair = (self._key_file.read_bytes(), self._cert_file.read_bytes())
-        return grpc.ssl_server_certificate_configuration([pair], authorities)
+        key, chain, authorities = self.pems()
+        return grpc.ssl_server_certificate_configuration([(key, chain)], authorities)
 
     def _current_version(self) -> object:
         files = (self._cert_file, self._key_file, self._client_ca_file)

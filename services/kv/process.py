@@ -15,6 +15,7 @@ from grpc_reflection.v1alpha import reflection
 
 from whalepod.cluster.config import ClusterConfig, join_address
 from whalepod.cluster.grpc_options import server_options
+from whalepod.cluster.peer_tls import PeerTls
 from whalepod.cluster.registration_store import connect_registry
 from whalepod.cluster.store_connection import store_settings
 from whalepod.core.clock import SYSTEM_CLOCK, Clock
@@ -52,7 +53,7 @@ async def run_kv_service(
     )
     registry = connect_registry(config.redis_url_or_embedded)
     servicer = KvServicer(caretaker, registry=registry, evict=config.kv.evictor, clock=clock)
-    server = _server(servicer, join_address(config.host, config.kv.port))
+    server = _server(servicer, join_address(config.host, config.kv.port), PeerTls.of(config.tls))
     await server.start()
     tending = asyncio.create_task(servicer.tend_forever(), name="kv-tending")
     log.info("kv service is listening", extra={"address": join_address(config.host, config.kv.port)})
@@ -67,7 +68,7 @@ async def run_kv_service(
         await registry.aclose()
 
 
-def _server(servicer: KvServicer, address: str) -> grpc.aio.Server:
+def _server(servicer: KvServicer, address: str, tls: PeerTls | None) -> grpc.aio.Server:
     server = grpc.aio.server(options=server_options())
     kv_pb2_grpc.add_KvServiceServicer_to_server(servicer, server)
     checks = health.HealthServicer()
@@ -76,7 +77,10 @@ def _server(servicer: KvServicer, address: str) -> grpc.aio.Server:
     health_pb2_grpc.add_HealthServicer_to_server(checks, server)
     reflection.enable_server_reflection((servicer.name, health.SERVICE_NAME, reflection.SERVICE_NAME), server)
     try:
-        server.add_insecure_port(address)
+        if tls is None:
+            server.add_insecure_port(address)
+        else:
+            server.add_secure_port(address, tls.server_credentials())
     except RuntimeError:
         raise ConfigError(f"the kv service cannot listen on {address} (kv.port): is it in use?") from None
     return server

@@ -17,7 +17,7 @@ from typing import Any
 import grpc
 
 from whalepod.cluster.error_codes import error_from_rpc
-from whalepod.cluster.grpc_options import channel_options
+from whalepod.cluster.peer_tls import PeerTls, open_channel
 from whalepod.cluster.registration import RankInfo
 from whalepod.cluster.step_message import DecodeEvent, StepMessageError, decode_step
 from whalepod.core.clock import SYSTEM_CLOCK, Clock
@@ -53,8 +53,10 @@ class DecodeStream:
         *,
         on_load: Callable[[RankInfo, RankLoad], None],
         on_end: Callable[[DecodeStream, ServingError], None],
+        tls: PeerTls | None = None,
     ) -> None:
         self.rank = rank
+        self._tls = tls
         self.answered = False
         """Whether a message has ever arrived."""
         self._on_load = on_load
@@ -100,7 +102,7 @@ class DecodeStream:
     async def _run(self) -> None:
         error: ServingError = WorkerLostError(f"the stream to {self.rank.rank_id} was closed")
         try:
-            async with grpc.aio.insecure_channel(self.rank.address, options=channel_options()) as channel:
+            async with open_channel(self.rank.address, self._tls) as channel:
                 stub: Any = decode_pb2_grpc.DecodeServiceStub(channel)
                 await self._talk(stub.Generate())
             error = WorkerLostError(f"{self.rank.rank_id} ended its stream")
@@ -164,10 +166,12 @@ class DecodeStreams:
         *,
         on_load: Callable[[RankInfo, RankLoad], None],
         on_lost: Callable[[RankInfo], None],
+        tls: PeerTls | None = None,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
         self._on_load = on_load
         self._on_lost = on_lost
+        self._tls = tls
         self._clock = clock
         self._streams: dict[tuple[RankId, Incarnation], DecodeStream] = {}
         self._pauses: dict[tuple[RankId, Incarnation], tuple[float, float]] = {}  # length, end
@@ -183,7 +187,7 @@ class DecodeStreams:
         key = (rank.rank_id, rank.incarnation)
         stream = self._streams.get(key)
         if stream is None:
-            stream = DecodeStream(rank, on_load=self._on_load, on_end=self._ended)
+            stream = DecodeStream(rank, on_load=self._on_load, on_end=self._ended, tls=self._tls)
             self._streams[key] = stream
         return stream
 

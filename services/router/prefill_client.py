@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
 from typing import Any
 
 import grpc
 
+from whalepod.cluster.channels import Channels
 from whalepod.cluster.error_codes import error_from_rpc
-from whalepod.cluster.grpc_options import channel_options
+from whalepod.cluster.peer_tls import PeerTls
 from whalepod.cluster.registration import RankInfo
 from whalepod.cluster.wire import load_from_proto
 from whalepod.core.clock import Deadline
@@ -28,12 +27,6 @@ def link_key(rank: RankInfo) -> LinkKey:
     return rank.address, rank.incarnation
 
 
-@dataclass(slots=True)
-class _Link:
-    channel: grpc.aio.Channel
-    calls: int = 0
-
-
 class PrefillClient:
     """For one event loop."""
 
@@ -43,23 +36,19 @@ class PrefillClient:
         on_load: Callable[[RankInfo, RankLoad], None],
         on_lost: Callable[[RankInfo], None],
         on_draining: Callable[[RankInfo], None],
+        tls: PeerTls | None = None,
     ) -> None:
         self._on_load = on_load
         self._on_lost = on_lost
         self._on_draining = on_draining
-        self._links: dict[LinkKey, _Link] = {}
+        self._channels = Channels(tls)
 
     async def run(
         self, rank: RankInfo, ticket: common_pb2.SignedTicket, *, deadline: Deadline
     ) -> prefill_pb2.RunResponse:
         """The rank's READY. Cancelling this cancels the work there. Raises the ServingError the rank answered with, or
         WorkerLostError if it did not answer."""
-        link = self._links.get(link_key(rank))
-        if link is None:
-            channel = grpc.aio.insecure_channel(rank.address, options=channel_options())
-            link = self._links[link_key(rank)] = _Link(channel)
-        stub: Any = prefill_pb2_grpc.PrefillServiceStub(link.channel)
-        link.calls += 1
+        stub: Any = prefill_pb2_grpc.PrefillServiceStub(self._channels.to(rank.address, key=link_key(rank)))
         try:
             request = prefill_pb2.RunRequest()
             request.ticket.ticket, request.ticket.mac = ticket.ticket, ticket.mac
@@ -71,17 +60,13 @@ class PrefillClient:
             elif isinstance(error, DrainingError):
                 self._on_draining(rank)
             raise error from failure
-        finally:
-            link.calls -= 1
         assert isinstance(response, prefill_pb2.RunResponse)
         self._on_load(rank, load_from_proto(response.load))
         return response
 
-    async def close_idle_links(self, *, keep: Collection[LinkKey]) -> None:
-        """Close the channels to ranks that are not in `keep` and that no call is using."""
-        gone = [key for key, link in self._links.items() if key not in keep and link.calls == 0]
-        await asyncio.gather(*(self._links.pop(key).channel.close() for key in gone))
+    def close_links(self, *, keep: Collection[LinkKey]) -> None:
+        """Close the channels to ranks that are not in `keep`, each once no call is using it."""
+        self._channels.close_all_but(keep)
 
     async def close(self) -> None:
-        links, self._links = self._links, {}
-        await asyncio.gather(*(link.channel.close() for link in links.values()))
+        await self._channels.close()

@@ -14,6 +14,7 @@ import sys
 from collections.abc import Callable, Sequence
 
 from whalepod.cluster.config import ClusterConfig, join_address
+from whalepod.cluster.peer_tls import PeerTls
 from whalepod.cluster.registry import RegistryWatcher
 from whalepod.cluster.static_ranks import StaticRanks
 from whalepod.cluster.tls import ServerTls
@@ -67,17 +68,23 @@ class RouterProcess:
 
     def __init__(self, config: ClusterConfig, *, clock: Clock) -> None:
         self._config = config
+        peer_tls = PeerTls.of(config.tls)
         addresses = (*config.router.prefill, *config.router.decode, *config.router.vision)
         self._watcher = RegistryWatcher(
             redis_url=config.redis_url_or_embedded,
             secret=config.cluster_secret(),
             on_change=None if addresses else lambda _: self._parts.ranks_changed(),
+            tls=peer_tls,
             clock=clock,
         )
         self._static: StaticRanks | None = None
         if addresses:
             self._static = StaticRanks(
-                addresses, secret=config.cluster_secret(), on_change=lambda _: self._parts.ranks_changed(), clock=clock
+                addresses,
+                secret=config.cluster_secret(),
+                on_change=lambda _: self._parts.ranks_changed(),
+                tls=peer_tls,
+                clock=clock,
             )
         self._parts = RouterParts(
             config,
@@ -86,6 +93,7 @@ class RouterProcess:
             self._static or self._watcher,
             connect_store=store_connector(config, clock),
             purge_epoch=self._watcher.purge_epoch,
+            tls=peer_tls,
             clock=clock,
         )
         self._readiness = Readiness(

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from random import Random
 
 from whalepod.cluster.config import ClusterConfig
+from whalepod.cluster.peer_tls import PeerTls
 from whalepod.cluster.store_connection import store_settings
 from whalepod.core.block_keys import chain_root
 from whalepod.core.clock import SYSTEM_CLOCK, Clock
@@ -48,19 +49,25 @@ class RouterParts:
         *,
         connect_store: Callable[[bytes], KvClient] | None,
         purge_epoch: Callable[[str], int] = lambda _: 0,
+        tls: PeerTls | None = None,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
+        """`tls`: what ranks are shown; None: plain text."""
         router = config.router
         secret = config.cluster_secret()
         meter = CostMeter()
         self._table = RankTable(directory, meter=meter, clock=clock)
-        self._streams = DecodeStreams(on_load=self._table.note_load, on_lost=self._table.report_lost, clock=clock)
-        self._prefills = PrefillClient(
-            on_load=self._table.note_load, on_lost=self._table.report_lost, on_draining=self._table.note_draining
+        self._streams = DecodeStreams(
+            on_load=self._table.note_load, on_lost=self._table.report_lost, tls=tls, clock=clock
         )
-        self._vision = VisionAhead(secret=secret, on_lost=self._table.report_lost, clock=clock)
+        self._prefills = PrefillClient(
+            on_load=self._table.note_load,
+            on_lost=self._table.report_lost,
+            on_draining=self._table.note_draining,
+            tls=tls,
+        )
+        self._vision = VisionAhead(secret=secret, on_lost=self._table.report_lost, tls=tls, clock=clock)
         self._lookup = PrefixLookup(connect_store, clock=clock)
-        self._tidying: set[asyncio.Task[None]] = set()
         block_tokens = config.engine.block_tokens or model_config.block_tokens
         shared = SharedPrefixes(
             block_tokens=block_tokens,
@@ -111,9 +118,7 @@ class RouterParts:
         self._streams.give_up_gone(self._table.ranks)
         keep = {link_key(rank) for rank in self._table.ranks.values()}
         for links in (self._prefills, self._vision):
-            task = asyncio.ensure_future(links.close_idle_links(keep=keep))
-            self._tidying.add(task)
-            task.add_done_callback(self._tidying.discard)
+            links.close_links(keep=keep)
 
     async def _stored_blocks(self, job: Job) -> int:
         namespace = next((rank.namespace for rank in self._table.ranks.values()), None)
@@ -126,7 +131,6 @@ class RouterParts:
         await self._streams.close()
         await self._prefills.close()
         await self._vision.close()
-        await asyncio.gather(*self._tidying, return_exceptions=True)
         await asyncio.to_thread(self._lookup.close)
 
 

@@ -11,8 +11,9 @@ from typing import Any
 
 import grpc
 
+from whalepod.cluster.channels import Channels
 from whalepod.cluster.error_codes import error_from_rpc
-from whalepod.cluster.grpc_options import channel_options
+from whalepod.cluster.peer_tls import PeerTls
 from whalepod.cluster.registration import RankInfo
 from whalepod.cluster.vision_orders import VisionCaller, by_affinity
 from whalepod.core.clock import Clock, Deadline
@@ -34,11 +35,18 @@ AHEAD_MAX = 16
 class VisionAhead:
     """For one event loop. Nothing waits for it, and nothing depends on it: a rank asks for what it needs."""
 
-    def __init__(self, *, secret: ClusterSecret, on_lost: Callable[[RankInfo], None], clock: Clock) -> None:
+    def __init__(
+        self,
+        *,
+        secret: ClusterSecret,
+        on_lost: Callable[[RankInfo], None],
+        tls: PeerTls | None = None,
+        clock: Clock,
+    ) -> None:
         self._secret = secret
         self._on_lost = on_lost
         self._clock = clock
-        self._channels: dict[LinkKey, grpc.aio.Channel] = {}
+        self._channels = Channels(tls)
         self._tasks: set[asyncio.Task[None]] = set()
 
     @asynccontextmanager
@@ -58,15 +66,13 @@ class VisionAhead:
         finally:
             task.cancel()
 
-    async def close_idle_links(self, *, keep: Collection[LinkKey]) -> None:
-        """Close the channels to ranks that are not in `keep`; calls on them end."""
-        gone = [key for key in self._channels if key not in keep]
-        await asyncio.gather(*(self._channels.pop(key).close() for key in gone))
+    def close_links(self, *, keep: Collection[LinkKey]) -> None:
+        """Close the channels to ranks that are not in `keep`, each once no call is using it."""
+        self._channels.close_all_but(keep)
 
     async def close(self) -> None:
         await asyncio.gather(*(cancel_and_wait(task) for task in list(self._tasks)))
-        channels, self._channels = self._channels, {}
-        await asyncio.gather(*(channel.close() for channel in channels.values()))
+        await self._channels.close()
 
     async def _ask_all(
         self, images: Sequence[RequestImage], ranks: Sequence[RankInfo], deadline: Deadline, traceparent: str
@@ -81,11 +87,7 @@ class VisionAhead:
                 one.add_done_callback(lambda _: turns.release())
 
     async def _ask(self, rank: RankInfo, image: RequestImage, deadline: Deadline, traceparent: str) -> None:
-        channel = self._channels.get(link_key(rank))
-        if channel is None:
-            channel = grpc.aio.insecure_channel(rank.address, options=channel_options())
-            self._channels[link_key(rank)] = channel
-        stub: Any = vision_pb2_grpc.VisionServiceStub(channel)
+        stub: Any = vision_pb2_grpc.VisionServiceStub(self._channels.to(rank.address, key=link_key(rank)))
         caller = VisionCaller(rank.model, rank.namespace, self._secret, self._clock)
         seconds = deadline.remaining_s()
         request = caller.request(image, seconds=seconds, wants_rows=False, traceparent=traceparent)

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 from whalepod.cluster.config import ClusterConfig
+from whalepod.cluster.peer_tls import PeerTls
 from whalepod.cluster.rank_server import RankIdentity, RankServer, rank_identity
 from whalepod.cluster.registration import RankInfo, RankRole
 from whalepod.cluster.store_connection import RankStore, connect_rank_store
@@ -55,7 +56,7 @@ class VisionProcess:
         self._identity = identity
         self._clock = clock
         self._secret = config.cluster_secret()
-        self._server = RankServer(config, identity, clock=clock)
+        self._server = RankServer(config, identity, tls=PeerTls.of(config.tls), clock=clock)
         self._state: StateIdentity | None = None
         self._context_tokens_max = 0
         self._store: RankStore | None = None

@@ -79,6 +79,14 @@ def test_f26_an_incompatible_rank_is_refused_with_both_layouts_named() -> None:
     assert RANK.incompatibility(model="whale", namespace=b"n" * 16, layout="B=64") is None
 
 
+def test_a_rank_that_speaks_tls_is_refused_by_who_does_not_and_the_other_way_round() -> None:
+    for rank, speaks_tls in ((RANK, True), (replace(RANK, speaks_tls=True), False)):
+        reason = rank.unreachable_for(speaks_tls=speaks_tls)
+        assert reason is not None
+        assert "tls.peer_cert_file" in reason
+        assert rank.unreachable_for(speaks_tls=not speaks_tls) is None
+
+
 def test_another_model_is_refused_by_name() -> None:
     reason = RANK.incompatibility(model="orca", namespace=b"n" * 16, layout="B=64")
     assert reason is not None

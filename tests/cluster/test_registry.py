@@ -91,6 +91,16 @@ async def test_a_registered_rank_is_seen_with_what_it_said(redis_server: Embedde
     await rank.stop()
 
 
+async def test_a_rank_that_speaks_otherwise_is_refused_and_nobody_is_asked(redis_server: EmbeddedRedis) -> None:
+    rank = registrar(redis_server, replace(DECODE, speaks_tls=True))
+    await rank.start()
+    async with watching(redis_server, Probes()) as watcher:
+        await watcher.poll()
+        assert watcher.ranks == {}
+        assert "speaks TLS" in watcher.refused[DECODE.rank_id]
+    await rank.stop()
+
+
 async def test_a_rank_that_leaves_is_gone_at_the_next_poll(redis_server: EmbeddedRedis) -> None:
     rank = registrar(redis_server, DECODE)
     await rank.start()

@@ -152,6 +152,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"prefill": {"gpus": 1}}, "engine.device"),
     ({"settings": {"engine": {"device": "cuda"}}}, "prefill.gpus"),
     ({"router": {"tls": {"clientCaKey": "ca.crt"}}}, "router.tls.existingSecret"),
+    ({"peerTls": {"existingSecret": "peers"}}, "peerTls.name"),
     ({"router": {"ingress": {"enabled": True}, "tls": {"existingSecret": "tls"}}}, "router.ingress"),
     ({"ray": {"enabled": True}, "decode": {"autoscaling": {"enabled": True}}}, "ray.enabled"),
     ({"vision": {"autoscaling": {"enabled": True}}}, "vision.replicas"),
@@ -225,12 +226,16 @@ def test_ports_probes_and_names_are_those_of_the_processes(values: dict[str, Any
             assert ports == {"grpc": config.kv.port}
         else:
             own = config.pool(template.role).port
-            direct = {"direct": own + DIRECT_PORT_OFFSET} if template.role == "prefill" and config.kv.direct else {}
+            direct = {"direct": own + DIRECT_PORT_OFFSET} if template.role == "prefill" and config.serves_direct else {}
             assert ports == {"grpc": own, "metrics": own + METRICS_PORT_OFFSET} | direct
             assert config.ranks_apart, "else rank i would listen i above the port"
             _check_rank_host(template, config.rank_host, manifests)
+        asked: dict[str, Any] = {"grpc": {"port": ports["grpc"]}}
+        if config.tls.peer_cert_file is not None:  # probes have no certificate
+            page = {"httpGet": {"path": "/metrics", "port": "metrics"}}
+            asked = {"tcpSocket": {"port": "grpc"}} if template.role == "kv" else page
         for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
-            assert container[probe]["grpc"]["port"] == ports["grpc"]
+            assert container[probe].items() >= asked.items()
 
 
 def _check_rank_host(template: PodTemplate, rank_host: str | None, manifests: list[Manifest]) -> None:

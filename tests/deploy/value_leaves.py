@@ -24,6 +24,7 @@ CONTEXTS: tuple[Mapping[str, Any], ...] = (
         "router": {"ingress": {"enabled": True}, "apiKeys": {"existingSecret": "keys"}},
     },
     {"router": {"tls": {"existingSecret": "tls", "clientCaKey": "ca.crt"}}},
+    {"peerTls": {"existingSecret": "peers", "name": "whalepod"}},
     {name: {"autoscaling": {"enabled": True}} for name in ("router", "prefill", "decode")},
     {"autoscaling": {"kind": "keda"}, "vision": {"replicas": 1, "autoscaling": {"enabled": True}}},
     {"ray": {"enabled": True}},

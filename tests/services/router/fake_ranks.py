@@ -16,6 +16,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from whalepod.cluster.error_codes import status_of_error
 from whalepod.cluster.grpc_options import server_options
+from whalepod.cluster.peer_tls import PeerTls
 from whalepod.cluster.registration import RankInfo, RankRole
 from whalepod.cluster.static_ranks import RankServicer
 from whalepod.cluster.step_message import encode_step
@@ -125,6 +126,7 @@ class FakeServer:
         self.context_tokens_max = CONTEXT_TOKENS_MAX
         self.slots_total = 8
         self.draining = False
+        self.tls: PeerTls | None = None
 
     @property
     def alive(self) -> bool:
@@ -138,7 +140,11 @@ class FakeServer:
         await servicer.set("", health_pb2.HealthCheckResponse.SERVING)
         describe = lambda: replace(self.info(), time_unix_ms=SYSTEM_CLOCK.unix_ms())  # noqa: E731
         RankServicer(describe, secret=SECRET).register(self._server)
-        self.port = self._server.add_insecure_port(f"127.0.0.1:{self.port}")
+        address = f"127.0.0.1:{self.port}"
+        if self.tls is None:
+            self.port = self._server.add_insecure_port(address)
+        else:
+            self.port = self._server.add_secure_port(address, self.tls.server_credentials())
         await self._server.start()
 
     async def kill(self) -> None:
@@ -165,6 +171,7 @@ class FakeServer:
             context_tokens_max=self.context_tokens_max,
             draining=self.draining,
             reads_batches=True,
+            speaks_tls=self.tls is not None,
             load=RankLoad(slots_total=self.slots_total, blocks_free=64, blocks_total=64),
         )
 

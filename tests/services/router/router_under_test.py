@@ -18,6 +18,7 @@ from starlette.types import ASGIApp
 
 from tests.services.router.fake_ranks import SECRET, FakeDecode, FakePrefill, FakeVision
 from whalepod.cluster.config import ClusterConfig
+from whalepod.cluster.peer_tls import PeerTls
 from whalepod.cluster.registration import RankInfo
 from whalepod.cluster.tls import ServerTls
 from whalepod.core.ids import Incarnation, RankId
@@ -129,6 +130,7 @@ async def running_router(
     ranks: Sequence[FakeRank],
     *,
     connect_store: Callable[[bytes], KvClient] | None = None,
+    tls: PeerTls | None = None,
     **settings: Any,
 ) -> AsyncGenerator[RouterUnderTest, None]:
     """The router's app in this event loop; the ranks are started and stopped with it."""
@@ -137,7 +139,7 @@ async def running_router(
     directory = FakeDirectory(ranks)
     config = router_config(model_dir, **settings)
     model_config, language = read_model(model_dir)
-    parts = RouterParts(config, model_config, language, directory, connect_store=connect_store)
+    parts = RouterParts(config, model_config, language, directory, connect_store=connect_store, tls=tls)
     directory.on_change = parts.ranks_changed
     readiness = Readiness(parts.front, needs_prefill=config.prefill.replicas > 0, registry_ok=lambda: True)
     authenticator = Authenticator.from_settings(config.router)

@@ -34,14 +34,25 @@
 {{- if .Values.router.apiKeys.existingSecret -}}
 {{- $_ := set $own.router "api_keys_file" (printf "/etc/whalepod/api-keys/%s" .Values.router.apiKeys.key) -}}
 {{- end -}}
-{{- if .Values.router.tls.existingSecret -}}
-{{- $tls := dict
-  "cert_file" (printf "/etc/whalepod/tls/%s" .Values.router.tls.certKey)
-  "key_file" (printf "/etc/whalepod/tls/%s" .Values.router.tls.privateKeyKey)
+{{- $tls := dict -}}
+{{- with .Values.peerTls -}}
+{{- if .existingSecret -}}
+{{- $tls = dict
+  "peer_cert_file" (printf "/etc/whalepod/peer-tls/%s" .certKey)
+  "peer_key_file" (printf "/etc/whalepod/peer-tls/%s" .privateKeyKey)
+  "peer_ca_file" (printf "/etc/whalepod/peer-tls/%s" .caKey)
+  "peer_name" .name
 -}}
+{{- end -}}
+{{- end -}}
+{{- if .Values.router.tls.existingSecret -}}
+{{- $_ := set $tls "cert_file" (printf "/etc/whalepod/tls/%s" .Values.router.tls.certKey) -}}
+{{- $_ := set $tls "key_file" (printf "/etc/whalepod/tls/%s" .Values.router.tls.privateKeyKey) -}}
 {{- with .Values.router.tls.clientCaKey -}}
 {{- $_ := set $tls "client_ca_file" (printf "/etc/whalepod/tls/%s" .) -}}
 {{- end -}}
+{{- end -}}
+{{- if $tls -}}
 {{- $_ := set $own "tls" $tls -}}
 {{- end -}}
 {{- if and (not .Values.redis.enabled) (not .Values.redis.external.existingSecret) -}}

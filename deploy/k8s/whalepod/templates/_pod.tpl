@@ -78,6 +78,11 @@
   readOnly: true
 {{- end }}
 {{- end }}
+{{- if .root.Values.peerTls.existingSecret }}
+- name: peer-tls
+  mountPath: /etc/whalepod/peer-tls
+  readOnly: true
+{{- end }}
 {{- with .values.extraVolumeMounts }}
 {{ toYaml . }}
 {{- end }}
@@ -119,6 +124,12 @@
     secretName: {{ . }}
     defaultMode: 0440
 {{- end }}
+{{- end }}
+{{- with .root.Values.peerTls.existingSecret }}
+- name: peer-tls
+  secret:
+    secretName: {{ . }}
+    defaultMode: 0440
 {{- end }}
 {{- with .values.extraVolumes }}
 {{ toYaml . }}
@@ -217,20 +228,25 @@ initContainers:
 {{- end -}}
 {{- end -}}
 
-{{/* gRPC health on `port`; a process that is loading does not answer yet, one that drains says NOT_SERVING. */}}
+{{/* gRPC health on `port`; a process that is loading does not answer yet, one that drains says NOT_SERVING. Probes have
+no certificate to show: with peerTls `other` is asked, which is there once the process is ready. */}}
 {{- define "whalepod.grpcProbes" -}}
+{{- $probe := dict "grpc" (dict "port" (int .port)) -}}
+{{- if .root.Values.peerTls.existingSecret -}}
+{{- $probe = .other -}}
+{{- end -}}
 startupProbe:
-  grpc: {port: {{ .port }}}
+  {{- toYaml $probe | nindent 2 }}
   periodSeconds: 5
   timeoutSeconds: 3
   failureThreshold: {{ max 1 (div (int .startupSeconds) 5) }}
 readinessProbe:
-  grpc: {port: {{ .port }}}
+  {{- toYaml $probe | nindent 2 }}
   periodSeconds: 5
   timeoutSeconds: 3
   failureThreshold: 2
 livenessProbe:
-  grpc: {port: {{ .port }}}
+  {{- toYaml $probe | nindent 2 }}
   periodSeconds: 10
   timeoutSeconds: 5
   failureThreshold: 6

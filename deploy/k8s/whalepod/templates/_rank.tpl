@@ -4,7 +4,7 @@
   containerPort: {{ .values.port }}
 - name: metrics
   containerPort: {{ add .values.port 1000 }}
-{{- if and (eq .role "prefill") (dig "kv" "direct" true .root.Values.settings) }}
+{{- if and (eq .role "prefill") (dig "kv" "direct" (not .root.Values.peerTls.existingSecret) .root.Values.settings) }}
 - name: direct
   containerPort: {{ add .values.port 2000 }}
 {{- end }}
@@ -58,7 +58,7 @@ spec:
               value: $(POD_IP)
           ports:
             {{- include "whalepod.rankPorts" . | nindent 12 }}
-          {{- include "whalepod.grpcProbes" (dict "port" .values.port "startupSeconds" .values.startupSeconds) | nindent 10 }}
+          {{- include "whalepod.grpcProbes" (dict "root" .root "port" .values.port "startupSeconds" .values.startupSeconds "other" (dict "httpGet" (dict "path" "/metrics" "port" "metrics"))) | nindent 10 }}
           resources:
             {{- include "whalepod.resources" .values | nindent 12 }}
           volumeMounts:

@@ -12,6 +12,9 @@
 {{- if and .Values.router.tls.clientCaKey (not .Values.router.tls.existingSecret) -}}
 {{- fail "router.tls.clientCaKey is set without router.tls.existingSecret" -}}
 {{- end -}}
+{{- if and .Values.peerTls.existingSecret (not .Values.peerTls.name) -}}
+{{- fail "peerTls.existingSecret is set without peerTls.name: pods are reached by address, so say which name the certificate holds" -}}
+{{- end -}}
 {{- if and .Values.router.ingress.enabled .Values.router.tls.existingSecret -}}
 {{- fail "router.ingress.enabled and router.tls.existingSecret are both set: an Ingress ends TLS itself (router.ingress.tlsSecret)" -}}
 {{- end -}}

@@ -184,7 +184,7 @@ class Load(_message.Message):
     def __init__(self, running: _Optional[int] = ..., waiting: _Optional[int] = ..., blocks_free: _Optional[int] = ..., blocks_total: _Optional[int] = ..., prefill_tokens_queued: _Optional[int] = ..., slots_total: _Optional[int] = ...) -> None: ...
 
 class Registration(_message.Message):
-    __slots__ = ("rank_id", "role", "pool", "address", "incarnation", "model", "namespace", "layout", "context_tokens_max", "fidelities", "version", "time_unix_ms", "load", "draining", "reads_batches")
+    __slots__ = ("rank_id", "role", "pool", "address", "incarnation", "model", "namespace", "layout", "context_tokens_max", "fidelities", "version", "time_unix_ms", "load", "draining", "reads_batches", "speaks_tls")
     RANK_ID_FIELD_NUMBER: _ClassVar[int]
     ROLE_FIELD_NUMBER: _ClassVar[int]
     POOL_FIELD_NUMBER: _ClassVar[int]
@@ -200,6 +200,7 @@ class Registration(_message.Message):
     LOAD_FIELD_NUMBER: _ClassVar[int]
     DRAINING_FIELD_NUMBER: _ClassVar[int]
     READS_BATCHES_FIELD_NUMBER: _ClassVar[int]
+    SPEAKS_TLS_FIELD_NUMBER: _ClassVar[int]
     rank_id: str
     role: Role
     pool: str
@@ -215,7 +216,8 @@ class Registration(_message.Message):
     load: Load
     draining: bool
     reads_batches: bool
-    def __init__(self, rank_id: _Optional[str] = ..., role: _Optional[_Union[Role, str]] = ..., pool: _Optional[str] = ..., address: _Optional[str] = ..., incarnation: _Optional[int] = ..., model: _Optional[str] = ..., namespace: _Optional[bytes] = ..., layout: _Optional[str] = ..., context_tokens_max: _Optional[int] = ..., fidelities: _Optional[_Iterable[_Union[Fidelity, str]]] = ..., version: _Optional[str] = ..., time_unix_ms: _Optional[int] = ..., load: _Optional[_Union[Load, _Mapping]] = ..., draining: _Optional[bool] = ..., reads_batches: _Optional[bool] = ...) -> None: ...
+    speaks_tls: bool
+    def __init__(self, rank_id: _Optional[str] = ..., role: _Optional[_Union[Role, str]] = ..., pool: _Optional[str] = ..., address: _Optional[str] = ..., incarnation: _Optional[int] = ..., model: _Optional[str] = ..., namespace: _Optional[bytes] = ..., layout: _Optional[str] = ..., context_tokens_max: _Optional[int] = ..., fidelities: _Optional[_Iterable[_Union[Fidelity, str]]] = ..., version: _Optional[str] = ..., time_unix_ms: _Optional[int] = ..., load: _Optional[_Union[Load, _Mapping]] = ..., draining: _Optional[bool] = ..., reads_batches: _Optional[bool] = ..., speaks_tls: _Optional[bool] = ...) -> None: ...
 
 class SignedRegistration(_message.Message):
     __slots__ = ("registration", "mac")
