@@ -12,7 +12,7 @@ import difflib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, get_origin
+from typing import Any, get_args, get_origin
 
 import yaml
 from pydantic import BaseModel, ValidationError
@@ -120,7 +120,7 @@ def _setting(path: Path_, field: FieldInfo) -> Setting:
         default=field.default,
         description=field.description or "",
         is_list=get_origin(field.annotation) is tuple,
-        is_switch=field.annotation is bool,
+        is_switch=bool in (field.annotation, *get_args(field.annotation)),
     )
 
 

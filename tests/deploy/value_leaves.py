@@ -24,7 +24,6 @@ CONTEXTS: tuple[Mapping[str, Any], ...] = (
         "router": {"ingress": {"enabled": True}, "apiKeys": {"existingSecret": "keys"}},
     },
     {"router": {"tls": {"existingSecret": "tls", "clientCaKey": "ca.crt"}}},
-    {"peerTls": {"existingSecret": "peers", "name": "whalepod"}},
     {name: {"autoscaling": {"enabled": True}} for name in ("router", "prefill", "decode")},
     {"autoscaling": {"kind": "keda"}, "vision": {"replicas": 1, "autoscaling": {"enabled": True}}},
     {"ray": {"enabled": True}},
@@ -35,6 +34,7 @@ CONTEXTS: tuple[Mapping[str, Any], ...] = (
         "settings": {"engine": {"device": "cuda"}},
         **{pool: {"replicas": 1, "gpus": 1} for pool in ("prefill", "decode", "vision")},
     },
+    {"peerTls": {"existingSecret": "peers", "name": "whalepod"}},
 )
 OTHER_VALUES: Mapping[str, Any] = {
     "settings": {"fidelity": {"default": "exact"}},
