@@ -50,12 +50,13 @@ class RouterParts:
         connect_store: Callable[[bytes], KvClient] | None,
         purge_epoch: Callable[[str], int] = lambda _: 0,
         tls: PeerTls | None = None,
+        meter: CostMeter | None = None,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
-        """`tls`: what ranks are shown; None: plain text."""
+        """`tls`: what ranks are shown; None: plain text. `meter`: knows what prompts cost; None: one that learns it."""
         router = config.router
         secret = config.cluster_secret()
-        meter = CostMeter()
+        meter = meter or CostMeter()
         self._table = RankTable(directory, meter=meter, clock=clock)
         self._streams = DecodeStreams(
             on_load=self._table.note_load, on_lost=self._table.report_lost, tls=tls, clock=clock
