@@ -56,6 +56,7 @@ def main() -> None:
     parser.add_argument("--part", choices=PARTS, action="append", help="only this; may be given several times")
     parser.add_argument("--active", type=int, default=400, help="streams that are active while others are measured")
     parser.add_argument("--step-ms", type=float, default=50.0, help="between two tokens of an active stream")
+    parser.add_argument("--processes", type=int, default=1, help="of the router, on one port")
     options = parser.parse_args()
     parts = options.part or PARTS
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # what was started is ended
@@ -63,13 +64,13 @@ def main() -> None:
     figures: dict[str, float | None] = {}
     with tempfile.TemporaryDirectory(prefix="router-") as directory:
         if {"first", "cpu"} & set(parts):
-            with whalepod_router(Path(directory), step_ms=0) as router:
+            with whalepod_router(Path(directory), step_ms=0, processes=options.processes) as router:
                 if "first" in parts:
                     uvloop.run(first_tokens(router, figures, requests=options.requests))
                 if "cpu" in parts:
                     uvloop.run(processor_time(router, figures))
         if {"active", "gaps"} & set(parts):
-            with whalepod_router(Path(directory), step_ms=options.step_ms) as router:
+            with whalepod_router(Path(directory), step_ms=options.step_ms, processes=options.processes) as router:
                 load = ActiveLoad(router, streams=options.active, step_ms=options.step_ms)
                 if "active" in parts:
                     uvloop.run(active_streams(load, figures))

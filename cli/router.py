@@ -1,32 +1,95 @@
-"""`whalepod router`: one router in this process, as a pod runs it."""
+"""`whalepod router`: one router, as a pod runs it, in this process or in several that share its ports."""
 
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
+import sys
+from collections.abc import Callable
+from typing import Annotated
 
+import typer
 import uvloop
 
+from whalepod.cluster.child_process import SupervisedChild
 from whalepod.cluster.config import ClusterConfig
-from whalepod.services.router.process import run_router
+from whalepod.core.errors import UnavailableError
+from whalepod.services.router.process import check_ports, run_router
 
 from .cluster_options import with_cluster_config
 
+LOOK_S = 0.5
+STOP_SLACK_S = 5.0
+"""What stopping may take beyond draining."""
+
 
 @with_cluster_config
-def router(config: ClusterConfig) -> None:
+def router(
+    config: ClusterConfig,
+    process: Annotated[int | None, typer.Option(hidden=True, help="Which of router.processes this is.")] = None,
+) -> None:
     """Serve HTTP and gRPC until SIGTERM, then finish what is here and exit with 0."""
-    uvloop.run(_until_signalled(config))
+    if config.router.processes > 1 and process is None:
+        uvloop.run(_run_processes(config))
+    else:
+        uvloop.run(_run_one(config, process))
 
 
-async def _until_signalled(config: ClusterConfig) -> None:
+async def _run_processes(config: ClusterConfig) -> None:
+    """Processes that share nothing but ports: one that dies is started again, and all drain at a time.
+
+    Raises ConfigError if a port is taken, UnavailableError if one of them does not stay.
+    """
+    check_ports(config)
+    command = [sys.executable, "-m", "whalepod", *sys.argv[1:], "--process"]
+    children = [
+        SupervisedChild(f"router process {index}", [*command, str(index)]) for index in range(config.router.processes)
+    ]
     stop = asyncio.Event()
-    loop = asyncio.get_running_loop()
+    _on_signals(stop.set)
+    try:
+        for child in children:
+            await child.start()
+        while not stop.is_set():
+            for child in children:
+                if child.failure is not None:
+                    raise UnavailableError(child.failure)
+            await _wait(stop, LOOK_S)
+    finally:
+        patience_s = config.router.drain_seconds + STOP_SLACK_S
+        await asyncio.gather(*(child.stop(timeout_s=patience_s) for child in children))
+
+
+async def _run_one(config: ClusterConfig, process: int | None) -> None:
+    stop = asyncio.Event()
 
     def listen_to_signals() -> None:
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, stop.set)
+        _on_signals(stop.set)
 
     # Again when the fronts listen: the HTTP server takes the signals for itself when it starts.
     listen_to_signals()
-    await run_router(config, stop=stop, on_ready=listen_to_signals)
+    watching = None if process is None else asyncio.create_task(_stop_without_parent(stop))
+    await run_router(config, stop=stop, on_ready=listen_to_signals, index=process or 0)
+    if watching is not None:
+        watching.cancel()
+
+
+async def _stop_without_parent(stop: asyncio.Event) -> None:
+    """Nobody else would: it has a session of its own."""
+    parent = os.getppid()
+    while os.getppid() == parent:
+        await asyncio.sleep(LOOK_S)
+    stop.set()
+
+
+def _on_signals(call: Callable[[], None]) -> None:
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, call)
+
+
+async def _wait(event: asyncio.Event, seconds: float) -> None:
+    try:
+        await asyncio.wait_for(event.wait(), seconds)
+    except TimeoutError:
+        return

@@ -78,6 +78,12 @@ class RouterSettings(Section):
 
     http_port: Port = Field(default=8000, description="port of the HTTP API")
     grpc_port: Port = Field(default=8001, description="port of the public gRPC API")
+    processes: int = Field(
+        default=1,
+        ge=1,
+        description="router processes that share the ports; limits hold for each, operators find the second at "
+        "admin_port + 1, and so on",
+    )
     policy: Literal["kv", "least-loaded", "round-robin", "random"] = Field(
         default="kv", description="how requests choose ranks; all but kv are for comparison"
     )
@@ -319,11 +325,21 @@ class ClusterConfig(Section):
         return f"{scheme}://" + join_address(self._local_host, self.router.http_port)
 
     @property
+    def admin_ports(self) -> tuple[int, ...]:
+        """Of each router process, in order; empty: operators use the public port."""
+        first = self.router.admin_port
+        return () if first is None else tuple(range(first, first + self.router.processes))
+
+    @property
+    def operator_urls(self) -> tuple[str, ...]:
+        """Where operators on this machine reach each router process."""
+        urls = tuple("http://" + join_address(self._local_host, port) for port in self.admin_ports)
+        return urls or (self.public_url,)
+
+    @property
     def operator_url(self) -> str:
-        """Where operators on this machine do."""
-        if self.router.admin_port is None:
-            return self.public_url
-        return "http://" + join_address(self._local_host, self.router.admin_port)
+        """Of the first."""
+        return self.operator_urls[0]
 
     @property
     def _local_host(self) -> str:
@@ -371,8 +387,8 @@ class ClusterConfig(Section):
     def ports(self) -> dict[str, int]:
         """Every port this cluster listens on, by the setting it comes from."""
         ports = {"http_port": self.router.http_port, "grpc_port": self.router.grpc_port}
-        if self.router.admin_port is not None:
-            ports["admin_port"] = self.router.admin_port
+        for index, port in enumerate(self.admin_ports):
+            ports["admin_port" if index == 0 else f"admin_port + {index}"] = port
         for name, pool in (("prefill", self.prefill), ("decode", self.decode), ("vision", self.vision)):
             for index in range(min(pool.replicas, 1) if self.ranks_apart else pool.replicas):
                 ports[f"{name}.port + {index}"] = pool.port + index

@@ -28,14 +28,14 @@ _KEEPALIVE: tuple[Option, ...] = (
 )
 
 
-def server_options() -> Sequence[Option]:
-    """A port in use is an error and not a silent second listener (`so_reuseport`)."""
+def server_options(*, shares_port: bool = False) -> Sequence[Option]:
+    """A port in use is an error and not a silent second listener (`so_reuseport`), unless processes share it."""
     return (
         *_MESSAGE_LIMITS,
         *_KEEPALIVE,
         ("grpc.http2.min_ping_interval_without_data_ms", KEEPALIVE_TIME_MS // 2),
         ("grpc.http2.max_ping_strikes", 0),  # 0: a silent stream that is kept alive is never broken off
-        ("grpc.so_reuseport", 0),
+        ("grpc.so_reuseport", int(shares_port)),
     )
 
 

@@ -186,10 +186,13 @@ class LocalCluster:
     async def _router_is_ready(self, client: httpx.AsyncClient, *, ranks: int) -> bool:
         """It may learn of a rank a moment after its registration: an image would find no vision rank until then."""
         try:
-            answer = await client.get(f"{self.config.operator_url}/readyz", timeout=2.0)
+            answers = [await client.get(f"{url}/readyz", timeout=2.0) for url in self.config.operator_urls]
         except httpx.HTTPError:
             return False
-        return answer.is_success and sum(pool["ranks"] for pool in answer.json()["pools"].values()) >= ranks
+        return all(
+            answer.is_success and sum(pool["ranks"] for pool in answer.json()["pools"].values()) >= ranks
+            for answer in answers
+        )
 
     async def on_ray_thread(self, call: Callable[[], Result]) -> Result:
         """Run what asks Ray for something."""

@@ -42,13 +42,15 @@ class Started:
     """gRPC ports of the stub ranks, if there are any."""
 
     def cpu_s(self) -> float:
-        """Processor time of the process, all threads."""
-        times = self.process.cpu_times()
-        return times.user + times.system
+        """Processor time of the process, all threads, and of its own processes."""
+        times = [process.cpu_times() for process in (self.process, *self.process.children(recursive=True))]
+        return sum(one.user + one.system for one in times)
 
 
 @contextmanager
-def whalepod_router(directory: Path, *, step_ms: float, ranks: int = 2, port: int = PORT) -> Generator[Started]:
+def whalepod_router(
+    directory: Path, *, step_ms: float, ranks: int = 2, processes: int = 1, port: int = PORT
+) -> Generator[Started]:
     """`whalepod router` over stub decode ranks, found through a registry."""
     model = _model_files(directory)
     with ExitStack() as stack:
@@ -61,8 +63,11 @@ def whalepod_router(directory: Path, *, step_ms: float, ranks: int = 2, port: in
         words = ["--model", str(model), "--served-model-name", "whale", "--secret", SECRET, "--redis-url", url]
         words += ["--http-port", str(port), "--grpc-port", str(port + 1), "--prefill-replicas", "0"]
         words += ["--max-concurrent-requests", "8192", "--log-level", "error"]
+        admin_port = port + 2
+        words += ["--processes", str(processes), "--admin-port", str(admin_port)]
         router = stack.enter_context(_running([*_module("whalepod"), "router", *words]))
-        _wait_for(f"http://127.0.0.1:{port}/readyz", router)
+        for index in range(processes):
+            _wait_for(f"http://127.0.0.1:{admin_port + index}/readyz", router)
         yield Started(port, psutil.Process(router.pid), stubs)
 
 

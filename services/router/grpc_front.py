@@ -201,8 +201,16 @@ class RouterServicer(router_pb2_grpc.RouterServiceServicer):
 class GrpcFront:
     """The public gRPC server of one router: `RouterService`, health and reflection."""
 
-    def __init__(self, front: FrontDoor, *, authenticator: Authenticator, usage_log: UsageLog | None = None) -> None:
-        self._server = grpc.aio.server(options=server_options())
+    def __init__(
+        self,
+        front: FrontDoor,
+        *,
+        authenticator: Authenticator,
+        usage_log: UsageLog | None = None,
+        shares_port: bool = False,
+    ) -> None:
+        """`shares_port`: with other processes."""
+        self._server = grpc.aio.server(options=server_options(shares_port=shares_port))
         self._health = health.aio.HealthServicer()  # pyright: ignore[reportAttributeAccessIssue]  # set at import
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
         servicer = RouterServicer(front, authenticator=authenticator, usage_log=usage_log)

@@ -45,11 +45,14 @@ def http_server(app: ASGIApp, *, tls: ServerTls | None = None) -> uvicorn.Server
     )
 
 
-def bind_http(host: str, port: int, *, setting: str) -> socket.socket:
-    """Raises ConfigError, naming the setting, if the port is taken."""
+def bind_http(host: str, port: int, *, setting: str, shared: bool = False) -> socket.socket:
+    """Raises ConfigError, naming the setting, if the port is taken. `shared`: with other processes, among which the
+    system divides connections."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    if shared:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
     try:
         listener.bind((host, port))
     except OSError as error:

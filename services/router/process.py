@@ -46,15 +46,17 @@ async def run_router(
     *,
     stop: asyncio.Event,
     on_ready: Callable[[], None] | None = None,
+    index: int = 0,
     clock: Clock = SYSTEM_CLOCK,
 ) -> None:
     """Serve until `stop` is set, then drain. Returns when nothing of the router is left.
 
-    `on_ready` is called when both fronts listen; the ranks may still be starting. Raises ConfigError or
-    CheckpointError before serving.
+    `index`: which of `router.processes` this is. `on_ready` is called when both fronts listen; the ranks may still be
+    starting. Raises ConfigError or CheckpointError before serving.
     """
-    listeners = _bind_http(config)
-    configure_tracing(config.tracing, role="router", name=join_address(config.reachable_host, config.router.http_port))
+    listeners = _bind_http(config, index)
+    name = join_address(config.reachable_host, config.router.http_port)
+    configure_tracing(config.tracing, role="router", name=name if index == 0 else f"{name} {index}")
     try:
         router = RouterProcess(config, clock=clock)
         await router.serve(listeners, stop=stop, on_ready=on_ready)
@@ -105,7 +107,12 @@ class RouterProcess:
         tls = _server_tls(config)
         authenticator = Authenticator.from_settings(config.router, clock=clock)
         self._usage_log = UsageLog(config.router.usage_file) if config.router.usage_file else None
-        self._grpc = GrpcFront(self._parts.front, authenticator=authenticator, usage_log=self._usage_log)
+        self._grpc = GrpcFront(
+            self._parts.front,
+            authenticator=authenticator,
+            usage_log=self._usage_log,
+            shares_port=config.router.processes > 1,
+        )
         self._grpc.bind(join_address(config.host, config.router.grpc_port), tls=tls)
         front = HttpFront(
             self._parts.front,
@@ -199,16 +206,22 @@ async def _first_of(stop: asyncio.Event, *http: asyncio.Task[None]) -> None:
         stopping.cancel()
 
 
-def _bind_http(config: ClusterConfig) -> list[socket.socket]:
+def check_ports(config: ClusterConfig) -> None:
+    """Raises ConfigError if another program listens where several processes are about to: they would share with it."""
+    router = config.router
+    for port, setting in ((router.http_port, "router.http_port"), (router.grpc_port, "router.grpc_port")):
+        bind_http(config.host, port, setting=setting).close()
+
+
+def _bind_http(config: ClusterConfig, index: int) -> list[socket.socket]:
     """Raises ConfigError if a port is taken."""
     router = config.router
-    ports = [(router.http_port, "router.http_port")]
-    if router.admin_port is not None:
-        ports.append((router.admin_port, "router.admin_port"))
     listeners: list[socket.socket] = []
     try:
-        for port, setting in ports:
-            listeners.append(bind_http(config.host, port, setting=setting))
+        public = bind_http(config.host, router.http_port, setting="router.http_port", shared=router.processes > 1)
+        listeners.append(public)
+        if config.admin_ports:
+            listeners.append(bind_http(config.host, config.admin_ports[index], setting="router.admin_port"))
     except ConfigError:
         for listener in listeners:
             listener.close()

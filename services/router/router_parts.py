@@ -58,16 +58,10 @@ class RouterParts:
         secret = config.cluster_secret()
         meter = meter or CostMeter()
         self._table = RankTable(directory, meter=meter, clock=clock)
-        self._streams = DecodeStreams(
-            on_load=self._table.note_load, on_lost=self._table.report_lost, tls=tls, clock=clock
-        )
-        self._prefills = PrefillClient(
-            on_load=self._table.note_load,
-            on_lost=self._table.report_lost,
-            on_draining=self._table.note_draining,
-            tls=tls,
-        )
-        self._vision = VisionAhead(secret=secret, on_lost=self._table.report_lost, tls=tls, clock=clock)
+        on_load, on_lost, on_draining = self._table.note_load, self._table.report_lost, self._table.note_draining
+        self._streams = DecodeStreams(on_load=on_load, on_lost=on_lost, tls=tls, clock=clock)
+        self._prefills = PrefillClient(on_load=on_load, on_lost=on_lost, on_draining=on_draining, tls=tls)
+        self._vision = VisionAhead(secret=secret, on_lost=on_lost, tls=tls, clock=clock)
         self._lookup = PrefixLookup(connect_store, clock=clock)
         block_tokens = config.engine.block_tokens or model_config.block_tokens
         shared = SharedPrefixes(

@@ -29,7 +29,10 @@ OWNED: Mapping[str, frozenset[str]] = {
     "decode": frozenset({"replicas", "port", "gpus"}),
     "vision": frozenset({"replicas", "port", "gpus"}),
     "router": frozenset(
-        {"http_port", "grpc_port", "admin_port", "drain_seconds", "api_keys_file", "prefill", "decode", "vision"}
+        {
+            "http_port", "grpc_port", "admin_port", "processes", "drain_seconds", "api_keys_file", "prefill", "decode",
+            "vision",
+        }
     ),
     "kv": frozenset({"port", "urls"}),
 }  # fmt: skip

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import signal
 import socket
 import ssl
@@ -15,6 +16,7 @@ from typing import Any
 
 import grpc
 import httpx
+import psutil
 import pytest
 from pydantic import SecretStr
 
@@ -322,3 +324,93 @@ async def until_ready_is(http: httpx.AsyncClient, status: int) -> None:
     async with asyncio.timeout(10):
         while (await http.get("/readyz")).status_code != status:
             await asyncio.sleep(0.05)
+
+
+@pytest.mark.slow
+async def test_processes_share_a_port_show_themselves_to_operators_and_drain_together(
+    config: ClusterConfig, tmp_path: Path
+) -> None:
+    """One of them is killed in between: the others serve, and it comes back."""
+    decode = FakeDecode()
+    file = tmp_path / "cluster.json"
+    admin_port = _two_free_ports()
+    settings: dict[str, Any] = config.model_dump(mode="json", exclude_none=True) | {"secret": SECRET.key.decode()}
+    settings["router"] |= {"processes": 2, "admin_port": admin_port}
+    settings["prefill"]["replicas"] = 0
+    file.write_text(json.dumps(settings))
+    pages = [f"http://127.0.0.1:{admin_port + index}" for index in range(2)]
+    async with registered(config, [decode]), httpx.AsyncClient(trust_env=False) as operator:
+
+        async def ready() -> bool:
+            try:
+                return all([(await operator.get(f"{page}/readyz")).is_success for page in pages])
+            except httpx.HTTPError:
+                return False
+
+        async def until_all_are_ready() -> None:
+            async with asyncio.timeout(30):
+                while not await ready():
+                    await asyncio.sleep(0.05)
+
+        async def ask() -> None:
+            async with http_client(config) as client:
+                assert (await client.post("/v1/completions", json=body())).is_success
+
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "whalepod", "router", "--config", str(file), stderr=asyncio.subprocess.PIPE
+        )
+        try:
+            await until_all_are_ready()
+            await asyncio.gather(*(ask() for _ in range(40)))
+            counted = [_requests((await operator.get(f"{page}/metrics")).text) for page in pages]
+            assert sum(counted) == 40
+            assert min(counted) > 0
+            victim, _ = psutil.Process(process.pid).children()
+            victim.kill()
+            await until(lambda: victim not in psutil.Process(process.pid).children())
+            await ask()
+            await until_all_are_ready()
+            decode.behaviour = Behaviour(step=asyncio.Event())
+            clients = [http_client(config) for _ in range(8)]
+            reading = [asyncio.create_task(_read_stream(client)) for client in clients]
+            await until(lambda: len(decode.live) == 8)
+            process.send_signal(signal.SIGTERM)
+            assert decode.behaviour.step is not None
+            decode.behaviour.step.set()
+            assert [events[-1] for events in await asyncio.gather(*reading)] == ["[DONE]"] * 8
+            async with asyncio.timeout(15.0):
+                assert await process.wait() == 0
+            await asyncio.gather(*(client.aclose() for client in clients))
+        finally:
+            if process.returncode is None:
+                process.kill()
+            assert process.stderr is not None
+            log = (await process.stderr.read()).decode()
+            await process.wait()
+        assert "Traceback" not in log, log
+
+
+def _requests(page: str) -> int:
+    counts = re.findall(r"^whalepod_requests_total\{.*\} (\S+)$", page, re.MULTILINE)
+    return sum(int(float(count)) for count in counts)
+
+
+def test_several_processes_need_a_port_for_operators() -> None:
+    with pytest.raises(ValueError, match=r"router\.admin_port is not set"):
+        ClusterConfig.model_validate({"router": {"processes": 2}})
+    config = ClusterConfig.model_validate({"router": {"processes": 2, "admin_port": 9500}})
+    assert config.admin_ports == (9500, 9501)
+    with pytest.raises(ValueError, match=r"grpc_port and admin_port \+ 1 are both port 8001"):
+        ClusterConfig.model_validate({"router": {"processes": 2, "admin_port": 8000, "http_port": 7999}})
+
+
+def _two_free_ports() -> int:
+    """The first of two that follow each other."""
+    while True:
+        port = _free_port()
+        with socket.socket() as probe:
+            try:
+                probe.bind(("127.0.0.1", port + 1))
+            except OSError:
+                continue
+        return port
