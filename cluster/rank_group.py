@@ -84,6 +84,7 @@ class RankGroup:
         self._config = config
         self._clock = clock
         addresses, self._index = group_addresses(config, pool, index)
+        self._ranks_wanted = len(addresses)
         peers = GroupPeers(addresses, index=self._index, secret=secret, tls=tls, clock=clock)
         self._membership = GroupMembership(
             peers, incarnation=incarnation, host=config.reachable_host, device=config.engine.device, clock=clock
@@ -134,7 +135,7 @@ class RankGroup:
         self._watchdog = asyncio.create_task(self._watch_own_steps(self.loop), name="step-watchdog")
         if not await asyncio.to_thread(self.loop.ready.wait, READY_PATIENCE_S):
             raise UnavailableError(f"this rank's group did not form within {READY_PATIENCE_S:g} s")
-        self._collector = _collector_of(self.loop)
+        self._collector = _collector_of(self.loop, ranks_wanted=self._ranks_wanted)
         REGISTRY.register(self._collector)
 
     async def stop(self) -> None:
@@ -180,10 +181,11 @@ def straggler(state: GroupState) -> int | None:
 
 
 class GroupCollector(Collector):
-    """A group's state as metrics."""
+    """A group's state as metrics. `ranks_wanted`: as many as the settings say."""
 
-    def __init__(self, state: Callable[[], GroupState]) -> None:
+    def __init__(self, state: Callable[[], GroupState], *, ranks_wanted: int) -> None:
         self._state = state
+        self._ranks_wanted = ranks_wanted
 
     def collect(self) -> Iterator[Metric]:
         state = self._state()
@@ -193,6 +195,9 @@ class GroupCollector(Collector):
             state.balancedness,
         )
         yield GaugeMetricFamily("whalepod_expert_group_ranks", "Ranks in this rank's expert group.", len(state.members))
+        yield GaugeMetricFamily(
+            "whalepod_expert_group_ranks_wanted", "Ranks that the group has when it is whole.", self._ranks_wanted
+        )
         yield GaugeMetricFamily("whalepod_expert_group_epoch", "How often the pool's group has formed.", state.epoch)
         yield GaugeMetricFamily(
             "whalepod_expert_padded_share", "Share of a step's rows that unequal batches waste.", state.padded_share
@@ -217,8 +222,9 @@ class GroupCollector(Collector):
 class ContextCollector(Collector):
     """What a group that divides prompts does, as metrics."""
 
-    def __init__(self, state: Callable[[], ContextState]) -> None:
+    def __init__(self, state: Callable[[], ContextState], *, ranks_wanted: int) -> None:
         self._state = state
+        self._ranks_wanted = ranks_wanted
 
     def collect(self) -> Iterator[Metric]:
         state = self._state()
@@ -226,6 +232,9 @@ class ContextCollector(Collector):
             "whalepod_context_group_ranks", "Ranks that compute prompts with this one, itself too; 0: it forms.",
             len(state.members),
         )  # fmt: skip
+        yield GaugeMetricFamily(
+            "whalepod_context_group_ranks_wanted", "Ranks that the group has when it is whole.", self._ranks_wanted
+        )
         yield CounterMetricFamily("whalepod_context_group_reforms", "Times the group formed anew.", state.reforms)
         rows = CounterMetricFamily(
             "whalepod_context_rows", "Rows of prompts, by whether the group divided them.", labels=["how"]
@@ -242,7 +251,7 @@ class ContextCollector(Collector):
         return []
 
 
-def _collector_of(loop: GroupLoop | ContextLoop) -> Collector:
+def _collector_of(loop: GroupLoop | ContextLoop, *, ranks_wanted: int) -> Collector:
     if isinstance(loop, ContextLoop):
-        return ContextCollector(lambda: loop.state)
-    return GroupCollector(lambda: loop.state)
+        return ContextCollector(lambda: loop.state, ranks_wanted=ranks_wanted)
+    return GroupCollector(lambda: loop.state, ranks_wanted=ranks_wanted)

@@ -237,6 +237,7 @@ SPECULATION: Rows = {
         }),
         Panel("Ranks of a group", "short", {
             "min by (job, pool) (whalepod_expert_group_ranks{$here})": "{{job}} {{pool}}",
+            "max by (job, pool) (whalepod_expert_group_ranks_wanted{$here})": "{{job}} {{pool}} wanted",
         }),
         Panel("A rank's part of a step", "s", {"max by (rank) (whalepod_expert_step_seconds{$here})": "rank {{rank}}"}),
         Panel("Groups formed anew, experts moved", "ops", {
@@ -255,6 +256,7 @@ SPECULATION: Rows = {
         }),
         Panel("Ranks that divide prompts", "short", {
             "min by (instance) (whalepod_context_group_ranks{$here})": "{{instance}}",
+            "max(whalepod_context_group_ranks_wanted{$here})": "wanted",
         }),
         Panel("Groups of prompts formed anew", "ops", {
             _rate("whalepod_context_group_reforms_total", "instance"): "{{instance}}",

@@ -168,10 +168,17 @@ ALERTS: tuple[dict[str, Any], ...] = (
     _alert(
         "WhalepodExpertGroupIncomplete",
         "min by (namespace, job, pool) (whalepod_expert_group_ranks) "
-        "< max by (namespace, job, pool) (max_over_time(whalepod_expert_group_ranks[1h]))",
+        "< max by (namespace, job, pool) (whalepod_expert_group_ranks_wanted)",
         lasting="5m",
         severity="warning",
         summary="A pool that shares its experts goes on without some of its ranks.",
+    ),
+    _alert(
+        "WhalepodContextGroupIncomplete",
+        "min by (namespace, job, instance) (whalepod_context_group_ranks < whalepod_context_group_ranks_wanted)",
+        lasting="5m",
+        severity="warning",
+        summary="{{ $labels.instance }} divides long prompts with fewer ranks than it should.",
     ),
     _alert(
         "WhalepodExpertsUnbalanced",
