@@ -26,11 +26,13 @@ from whalepod.cluster.config_sources import settings
 from whalepod.cluster.embedded_redis import VERSION_MIN, find_redis_server, server_version
 from whalepod.cluster.free_ports import busy_ports
 from whalepod.cluster.machine_memory import CGROUP, machine_memory
+from whalepod.cluster.serve_lock import serving_record
 from whalepod.core.errors import CheckpointError, ConfigError
 from whalepod.core.visible_devices import VARIABLE as VISIBLE_DEVICES
 from whalepod.core.visible_devices import visible_devices
 
 from .cluster_options import with_cluster_config
+from .user_dirs import state_dir
 
 MIB = 1 << 20
 RANK_MIB = 500
@@ -192,6 +194,10 @@ def check_redis(config: ClusterConfig) -> Iterator[Finding]:
 def check_ports(config: ClusterConfig) -> Iterator[Finding]:
     flags = {setting.name: setting.flag for setting in settings()}
     busy = busy_ports(config)
+    if busy and (record := serving_record(state_dir(), config.router.http_port)) is not None:
+        text = f"in use by your own cluster at {record.http_url}, process {record.pid}"
+        yield Finding(Verdict.OK, "ports", text)
+        return
     for name, port in busy.items():
         setting = name.split(" ")[0]
         flag = flags.get(setting.replace(".", "_"), f"the setting {setting}")

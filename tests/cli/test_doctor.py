@@ -12,9 +12,11 @@ import pytest
 from whalepod.cli import doctor
 from whalepod.cli.doctor import Finding, Verdict
 from whalepod.cli.main import main
+from whalepod.cli.user_dirs import state_dir
 from whalepod.cluster.config import ClusterConfig, EngineSettings, RouterSettings
 from whalepod.cluster.embedded_redis import EmbeddedRedis, EmbeddedRedisSettings
 from whalepod.cluster.pool_settings import DecodeSettings, PrefillSettings
+from whalepod.cluster.serve_lock import ServeLock
 
 
 def unused_port() -> int:
@@ -43,9 +45,22 @@ def test_this_machine_can_run_the_tests() -> None:
 
 
 def test_a_port_that_is_taken_is_named_with_the_flag_that_moves_it(busy_port: int) -> None:
-    (finding,) = failures(doctor.check_ports, ClusterConfig(router=RouterSettings(http_port=busy_port)))
+    finding = failures(doctor.check_ports, ClusterConfig(router=RouterSettings(http_port=busy_port)))[0]
     assert str(busy_port) in finding.text
     assert "--http-port" in finding.fix
+
+
+def test_ports_of_the_cluster_that_serves_here_are_not_taken_by_others(
+    busy_port: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    config = ClusterConfig(router=RouterSettings(http_port=busy_port))
+    lock = ServeLock(state_dir(), busy_port)
+    lock.acquire()
+    lock.publish(http_url=f"http://127.0.0.1:{busy_port}", config_file=tmp_path / "cluster.yaml")
+    assert failures(doctor.check_ports, config) == []
+    lock.release()
+    assert failures(doctor.check_ports, config)
 
 
 def test_a_taken_port_of_a_later_rank_is_found_too(busy_port: int) -> None:
