@@ -10,8 +10,12 @@ from __future__ import annotations
 
 import logging
 import os
+import socket
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
+
+from whalepod.core.errors import UnavailableError
 
 from .config import ClusterConfig
 from .worker_signals import INSTALL
@@ -27,6 +31,7 @@ RAY_ENVIRONMENT: Mapping[str, str] = {
 }
 OBJECT_STORE_BYTES = 80 * 2**20
 """The least that Ray takes: nothing of ours goes through its object store."""
+ANSWER_S = 10.0
 
 
 def prepare_ray_environment(config: ClusterConfig) -> None:
@@ -39,25 +44,42 @@ def prepare_ray_environment(config: ClusterConfig) -> None:
 
 def start_ray(config: ClusterConfig, *, temp_dir: Path, namespace: str) -> None:
     """Join `ray.address`, or start a Ray on loopback with room for every rank. `temp_dir` must be short: it holds
-    sockets, whose paths may have 107 characters."""
+    sockets, whose paths may have 107 characters. Raises UnavailableError."""
     import ray  # noqa: PLC0415  after the environment is ready
 
-    runtime_env = {"worker_process_setup_hook": INSTALL}
-    if config.ray.address is not None:
-        ray.init(address=config.ray.address, namespace=namespace, logging_level=logging.ERROR, runtime_env=runtime_env)
-        return
-    cpus = sum(pool.replicas * pool.cpus for pool in (config.prefill, config.decode, config.vision))
-    ray.init(
-        address="local",
-        num_cpus=max(os.cpu_count() or 1, int(-(-cpus // 1))),
-        include_dashboard=config.ray.dashboard,
-        namespace=namespace,
-        logging_level=logging.ERROR,
-        runtime_env=runtime_env,
-        object_store_memory=OBJECT_STORE_BYTES,
-        _node_ip_address="127.0.0.1",
-        _temp_dir=str(temp_dir),
-    )
+    shared: dict[str, Any] = {
+        "namespace": namespace,
+        "logging_level": logging.ERROR,
+        "runtime_env": {"worker_process_setup_hook": INSTALL},
+    }
+    address = config.ray.address
+    try:
+        if address is not None:
+            _check_answers(address)
+            ray.init(address=address, **shared)
+            return
+        cpus = sum(pool.replicas * pool.cpus for pool in (config.prefill, config.decode, config.vision))
+        ray.init(
+            address="local",
+            num_cpus=max(os.cpu_count() or 1, int(-(-cpus // 1))),
+            include_dashboard=config.ray.dashboard,
+            object_store_memory=OBJECT_STORE_BYTES,
+            _node_ip_address="127.0.0.1",
+            _temp_dir=str(temp_dir),
+            **shared,
+        )
+    except Exception as error:  # Ray raises no narrower one when a part of it is too slow
+        what = "did not start" if address is None else f"cannot be joined at {address} (ray.address)"
+        said = (str(error).strip() or type(error).__name__).splitlines()[0]
+        hint = ". A machine that is too busy looks like this, too: try again" if address is None else ""
+        raise UnavailableError(f"Ray {what}: {said}{hint}") from error
+
+
+def _check_answers(address: str) -> None:
+    """Raises OSError if nothing listens at `host:port`. Ray itself would try for minutes."""
+    host, colon, port = address.rpartition(":")
+    if colon and port.isdigit() and "/" not in host:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=ANSWER_S).close()
 
 
 def stop_ray() -> None:
