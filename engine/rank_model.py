@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,6 +31,8 @@ from .context_parallel.loop import ContextShare
 from .expert_parallel.seat import PooledExperts, Seat
 from .rank_shape import RankShape
 from .state_image import block_layout
+
+log = logging.getLogger(__name__)
 
 DTYPES = {"cpu": torch.float32, "cuda": torch.bfloat16}
 """What a network works in on a kind of device, whatever the files hold: the reference kernels in float32."""
@@ -91,7 +94,7 @@ class RankModel:
         if before_loading is not None:
             before_loading(RankShape(config, role, boundaries, formats, dtype, place, experts))
         what = f"weights of role {role.value}" if seat is None else f"weights of role {role.value}, {seat}"
-        with ProgressReport(what, unit="MiB", unit_size=MIB) as reading:
+        with ProgressReport(what, unit="MiB", unit_size=MIB, say=log.info) as reading:
             network = Network.load(
                 model_dir,
                 role=role,
@@ -252,7 +255,7 @@ def namespace_of(
 def _fingerprint(model_dir: Path | str) -> bytes:
     """Of the weights. Reads all that `SHA256SUMS` does not name, which may take as long as loading them."""
     total = sum(path.stat().st_size for path in shard_paths(Path(model_dir)))
-    with ProgressReport("hashing the weights", unit="MiB", unit_size=MIB, total=total) as hashing:
+    with ProgressReport("hashing the weights", unit="MiB", unit_size=MIB, total=total, say=log.info) as hashing:
         return weights_fingerprint(model_dir, progress=hashing.advance)
 
 
