@@ -19,7 +19,7 @@ ARGS ?=
 TESTS ?= tests
 
 help:  ## print this list
-	@sed -nE 's/^([a-z-]+):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 14
+	@sed -nE 's/^([a-z-]+):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 17
 
 # ------------------------------------------------------------------------------------------------------ environment
 

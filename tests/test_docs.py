@@ -10,12 +10,12 @@ from typing import Any, cast
 import pytest
 import typer.core
 
+from tests.deploy.rendering import EXAMPLES, render
+from tests.docs_blocks import COMMAND, PAGES, all_blocks, blocks, run_by_tests, wrong_in
 from tests.docs_tables import DeclaredMetric, declared_metrics, tables, with_table
 from tests.failure_rows import ROWS, row_tests
 from tests.house_rules import PRODUCT_FOLDERS, ROOT, Source, read_sources
 from whalepod.cli.main import COMMANDS, load_command
-
-PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 
 @pytest.mark.parametrize("path", tables(), ids=lambda path: path.name)
@@ -75,6 +75,46 @@ def test_commands_that_pages_tell_people_to_run_exist() -> None:
             r"(?<!from )\bwhalepod ([a-z][a-z-]*[a-z])\b", "\n".join(re.findall(r"`[^`\n]+`", page))
         ):
             assert command in COMMANDS, f"{path.name}: whalepod {command}"
+
+
+def test_every_block_of_commands_is_run_by_a_test_or_says_what_it_needs() -> None:
+    assert {block.name: list(wrong_in(block)) for block in all_blocks() if list(wrong_in(block))} == {}
+    assert len(run_by_tests()) >= 6, "tests/e2e/test_docs_commands.py runs these"
+    for page in PAGES:
+        text = re.sub(r"^ *```.*?^ *```$", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
+        loose = [line for line in text.splitlines() if line.startswith("    ") and COMMAND.match(line)]
+        assert loose == [], f"{page.name}: commands belong into a fence that says sh"
+
+
+@pytest.mark.parametrize(
+    ("page", "wrong"),
+    [
+        ("```\nwhalepod serve\n```", 1),
+        ("```bash\nwhalepod serve\n```", 1),
+        ("```text\na ─▶ b\nwhalepod serve\n```", 1),
+        ("```text\n  .venv/bin/whalepod serve\n```", 1),
+        ("```sh\n# needs: patience\nwhalepod serve\n```", 1),
+        ("```sh\nwhalepod serve\n# needs: a GPU\n```", 1),
+        ("```text\nclient ─▶ whalepod\n```", 0),
+        ("```sh\n# needs: a GPU\nwhalepod serve\n```", 0),
+        ("```sh\nwhalepod serve\n```", 0),
+    ],
+)
+def test_a_block_that_slips_through_is_noticed(page: str, wrong: int) -> None:
+    (block,) = blocks(ROOT / "docs/x.md", page)
+    assert len(list(wrong_in(block))) == wrong
+
+
+def test_names_in_the_kubernetes_commands_are_those_that_the_chart_makes() -> None:
+    (block,) = [block for block in all_blocks() if block.name.startswith("docs/kubernetes.md")]
+    (release, chart) = re.findall(r"helm install (\S+) (\S+)", block.text)[0]
+    (example,) = re.findall(r"--values (\S+)", block.text)
+    manifests = render(EXAMPLES[Path(example).stem], name=release)
+    made = {f"{manifest['kind'].lower()}/{manifest['metadata']['name']}" for manifest in manifests}
+    assert set(re.findall(r"rollout status (\S+)", block.text)) <= made
+    assert f"helm --namespace serving test {release}" in block.text
+    assert (ROOT / chart).is_dir()
+    assert (ROOT / example).is_file()
 
 
 def commands_named(page: str) -> list[list[str]]:
