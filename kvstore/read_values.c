@@ -74,7 +74,7 @@ static int fill(struct peer *from, char *into, int64_t bytes) {
 /* Send what may be on its way once `done` requests have been answered, or their replies have begun. */
 static int proceed(
     struct peer *to, const struct value *values, int64_t count, struct requests *requests, int64_t done) {
-    if (requests->sent == count || requests->sent - done > requests->ahead / 2) return DONE;
+    if (requests->sent >= count || requests->sent - done > requests->ahead / 2) return DONE;
     int64_t until = done + requests->ahead < count ? done + requests->ahead : count;
     int64_t at = requests->sent ? values[requests->sent - 1].request_end : 0;
     while (at < values[until - 1].request_end) {

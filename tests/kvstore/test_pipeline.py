@@ -242,6 +242,31 @@ def test_requests_go_out_a_few_ahead_of_the_answers(ends: Ends, monkeypatch: pyt
     assert max(ahead) == 2
 
 
+class Shy(BlockSink):
+    """A sink that does not say where its value goes before it has seen its header."""
+
+    def foresee(self) -> Foreseen | None:
+        return None
+
+
+@pytest.mark.parametrize("shy", [(0,), (2,), (1, 3), (5,)])
+def test_no_request_is_sent_twice_if_more_are_on_their_way_than_values_are_foreseen(
+    ends: Ends, shy: Sequence[int]
+) -> None:
+    connection, theirs = ends
+    headers = PlainBlockHeaders(NAMESPACE, LAYOUT)
+    pairs = enumerate(zip(KEYS, buffers(len(KEYS)), strict=True))
+    sinks = [(Shy if index in shy else BlockSink)(key, view, headers, False) for index, (key, view) in pairs]
+    requests = [command(b"GET", sink.key) for sink in sinks]
+    thread = threading.Thread(target=sends(*(bulk(value_of(index)) for index in range(6))), args=(theirs,))
+    thread.start()
+    flight = Flight(connection, requests, item_bytes=LAYOUT.payload_bytes, deadline=soon())
+    read_values(connection, Batch(range(6)), sinks, [False] * 6, flight, deadline=soon())
+    thread.join()
+    assert all(sink.verified for sink in sinks)
+    assert theirs.recv(1 << 16) == b"".join(requests)
+
+
 @pytest.mark.parametrize("alone", [True, False])
 def test_a_local_server_gets_one_request_at_a_time_the_next_when_a_reply_begins_or_has_ended(alone: bool) -> None:
     ours, theirs = socket.socketpair()
