@@ -10,10 +10,9 @@ messages are skipped, at every position of a pipeline.
 from __future__ import annotations
 
 import contextlib
+import select
 import socket
-import struct
 from collections.abc import Sequence
-from math import ceil
 from typing import Final
 
 from whalepod.core.clock import Deadline
@@ -36,10 +35,7 @@ ARRAY_ITEMS_MAX: Final = 1 << 16
 NESTING_MAX: Final = 4
 SCRATCH_BYTES: Final = 64 << 10
 IOV_MAX: Final = 512
-ARMED_S: Final = 0.005
-"""A kernel timeout set less than this ago for the same deadline is not set again."""
-NEVER: Final = (-1.0, 0.0)
-_TIMEVAL = struct.Struct("@ll")
+WAIT_S_MAX: Final = 3600.0
 
 
 def command(*words: BytesLike) -> bytes:
@@ -64,19 +60,18 @@ def gather(*words: BytesLike | tuple[BytesLike, ...]) -> list[BytesLike]:
 class RespConnection:
     """A connected socket and the bytes read ahead. Not thread-safe: one exchange at a time."""
 
-    __slots__ = ("_ahead", "_armed", "_end", "_socket", "_start", "address")
+    __slots__ = ("_ahead", "_end", "_socket", "_start", "address")
 
     def __init__(self, connected: socket.socket, address: StoreAddress | None = None) -> None:
         """`address`: where it leads, for its owner."""
         self.address = address
-        # Blocking mode with kernel timeouts: one system call receives a whole value (MSG_WAITALL) and still ends in
-        # time.
+        # Blocking mode is for the native half, where one system call receives a whole value. Here none blocks: Python
+        # takes up one that a signal has interrupted, and the kernel would count its timeout from the start again.
         connected.settimeout(None)
         self._socket = connected
         self._ahead = bytearray(READ_AHEAD_BYTES)
         self._start = 0
         self._end = 0
-        self._armed = {socket.SO_RCVTIMEO: NEVER, socket.SO_SNDTIMEO: NEVER}
 
     @classmethod
     def connect(cls, address: StoreAddress, *, deadline: Deadline) -> RespConnection:
@@ -126,11 +121,11 @@ class RespConnection:
         views = [memoryview(piece) for piece in pieces if len(piece)]
         at = 0
         while at < len(views):
-            self._arm(socket.SO_SNDTIMEO, deadline)
             try:
-                sent = self._socket.sendmsg(views[at : at + IOV_MAX])
-            except BlockingIOError as error:
-                raise StoreFault(FaultReason.TIMEOUT, "send") from error
+                sent = self._socket.sendmsg(views[at : at + IOV_MAX], (), socket.MSG_DONTWAIT)
+            except BlockingIOError:
+                self._wait(select.POLLOUT, deadline)
+                continue
             except OSError as error:
                 raise StoreFault(FaultReason.RESET, str(error)) from error
             while at < len(views) and sent >= len(views[at]):
@@ -147,8 +142,7 @@ class RespConnection:
         """Bytes of a bulk string that follows, None for a null, or the error. Raises StoreFault."""
         line = self._next_line(deadline, nesting=0)
         if line[:1] == b"$":
-            length = _integer(line[1:])
-            return None if length < 0 else length
+            return _length(line[1:])
         reply = self._read_typed(line, deadline, nesting=0)
         if isinstance(reply, ErrorReply) or reply is None:
             return reply
@@ -185,7 +179,6 @@ class RespConnection:
             timeout_s=timeout_s,
         )
         self._start, self._end = arrived.start, arrived.end
-        self._armed[socket.SO_RCVTIMEO] = NEVER
         return arrived
 
     def write_values(self, sending: Sending, *, deadline: Deadline) -> Acknowledged:
@@ -196,7 +189,6 @@ class RespConnection:
         read_ahead = (self._ahead, self._start, self._end)
         acknowledged = sending.proceed(self._socket.fileno(), read_ahead, timeout_s=deadline.remaining_s())
         self._start, self._end = acknowledged.start, acknowledged.end
-        self._armed[socket.SO_RCVTIMEO] = NEVER
         return acknowledged
 
     def read_into(self, view: memoryview, *, deadline: Deadline) -> None:
@@ -207,7 +199,7 @@ class RespConnection:
             self._start += ahead
         at = ahead
         while at < len(view):
-            at += self._receive(view[at:] if at else view, socket.MSG_WAITALL, deadline)
+            at += self._receive(view[at:] if at else view, deadline)
 
     def read_bytes(self, length: int, *, deadline: Deadline) -> bytes:
         """The next `length` bytes, a few hundred at most. Raises StoreFault."""
@@ -244,14 +236,14 @@ class RespConnection:
         if kind == b"_":
             return None
         if kind == b"$":
-            return self._read_small_bulk(_integer(rest), deadline)
+            return self._read_small_bulk(_length(rest), deadline)
         if kind == b"*":
-            count = _integer(rest)
-            return None if count < 0 else self._read_items(count, deadline, nesting)
+            count = _length(rest)
+            return None if count is None else self._read_items(count, deadline, nesting)
         raise StoreFault(FaultReason.PROTOCOL, "an unknown type of reply")
 
-    def _read_small_bulk(self, length: int, deadline: Deadline) -> bytes | None:
-        if length < 0:
+    def _read_small_bulk(self, length: int | None, deadline: Deadline) -> bytes | None:
+        if length is None:
             return None
         if length > SMALL_BULK_BYTES_MAX:
             raise StoreFault(FaultReason.PROTOCOL, "a reply is too long")
@@ -261,7 +253,7 @@ class RespConnection:
         return bytes(data)
 
     def _read_items(self, count: int, deadline: Deadline, nesting: int) -> list[Reply]:
-        if not 0 <= count <= ARRAY_ITEMS_MAX or nesting >= NESTING_MAX:
+        if count > ARRAY_ITEMS_MAX or nesting >= NESTING_MAX:
             raise StoreFault(FaultReason.PROTOCOL, "a reply is too large")
         deeper = nesting + 1
         return [
@@ -272,7 +264,7 @@ class RespConnection:
         """The first line of the next reply. Push messages before it are nobody's answer."""
         line = self._read_line(deadline)
         while line[:1] == b">":
-            self._read_items(_integer(line[1:]), deadline, nesting)
+            self._read_items(_length(line[1:]) or 0, deadline, nesting)
             line = self._read_line(deadline)
         return line
 
@@ -297,35 +289,41 @@ class RespConnection:
             self._start, self._end = 0, self._end - self._start
         if self._end == len(self._ahead):
             self._ahead.extend(bytes(READ_AHEAD_BYTES))
-        self._end += self._receive(memoryview(self._ahead)[self._end :], 0, deadline)
+        self._end += self._receive(memoryview(self._ahead)[self._end :], deadline)
 
-    def _receive(self, view: memoryview, flags: int, deadline: Deadline) -> int:
-        self._arm(socket.SO_RCVTIMEO, deadline)
-        try:
-            received = self._socket.recv_into(view, len(view), flags)
-        except BlockingIOError as error:
-            raise StoreFault(FaultReason.TIMEOUT, "receive") from error
-        except OSError as error:
-            raise StoreFault(FaultReason.RESET, str(error)) from error
-        if not received:
-            raise StoreFault(FaultReason.RESET, "the server closed the connection")
-        return received
+    def _receive(self, view: memoryview, deadline: Deadline) -> int:
+        while True:
+            self._wait(select.POLLIN, deadline)
+            try:
+                received = self._socket.recv_into(view, len(view), socket.MSG_DONTWAIT)
+            except BlockingIOError:
+                continue
+            except OSError as error:
+                raise StoreFault(FaultReason.RESET, str(error)) from error
+            if not received:
+                raise StoreFault(FaultReason.RESET, "the server closed the connection")
+            return received
 
-    def _arm(self, option: int, deadline: Deadline) -> None:
-        """Let the kernel end the next call at the deadline, at most `ARMED_S` later."""
+    def _wait(self, event: int, deadline: Deadline) -> None:
+        """Until there is something to receive, or room to send."""
         remaining_s = deadline.remaining_s()
         if remaining_s <= 0:
             raise StoreFault(FaultReason.TIMEOUT, "deadline")
-        armed_for_s, armed_with_s = self._armed[option]
-        if armed_for_s == deadline.at_s and armed_with_s - remaining_s <= ARMED_S:
-            return
-        # A timeout of zero would mean none at all.
-        seconds, micros = divmod(ceil(min(remaining_s, 3600.0) * 1e6), 1_000_000)
+        waiting = select.poll()
         try:
-            self._socket.setsockopt(socket.SOL_SOCKET, option, _TIMEVAL.pack(seconds, micros))
-        except OSError as error:  # closed under us
+            waiting.register(self._socket, event)
+        except ValueError as error:  # closed under us
             raise StoreFault(FaultReason.RESET, str(error)) from error
-        self._armed[option] = (deadline.at_s, remaining_s)
+        if not waiting.poll(1000 * min(remaining_s, WAIT_S_MAX)):
+            raise StoreFault(FaultReason.TIMEOUT, "send" if event == select.POLLOUT else "receive")
+
+
+def _length(digits: bytes) -> int | None:
+    """None: -1, which stands for a null. Raises StoreFault."""
+    length = _integer(digits)
+    if length < -1:
+        raise StoreFault(FaultReason.PROTOCOL, "a length is negative")
+    return None if length < 0 else length
 
 
 def _integer(digits: bytes) -> int:

@@ -1,8 +1,9 @@
 from __future__ import annotations
 
+import signal
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 from hypothesis import given
@@ -80,7 +81,8 @@ def test_replies_that_arrive_byte_by_byte_are_the_same(ends: Ends) -> None:
     "raw",
     [
         b"!\r\n", b"$x\r\n", b":1.5\r\n", b"$-\r\n", b":\r\n", b"*99999999\r\n", b"$99999999999999999999\r\n",
-        b"$2000000\r\n", b"$3\r\nabcd\r\n", b"*1\r\n" * 9, b"HTTP/1.1 400 Bad Request\r\n\r\n", b"+" + b"x" * 20000,
+        b"$2000000\r\n", b"$-2\r\n", b"*-2\r\n",
+        b"$3\r\nabcd\r\n", b"*1\r\n" * 9, b"HTTP/1.1 400 Bad Request\r\n\r\n", b"+" + b"x" * 20000,
         ":１\r\n".encode(),
     ],
 )  # fmt: skip
@@ -123,6 +125,33 @@ def test_a_trickle_does_not_stretch_the_deadline(ends: Ends) -> None:
     assert SYSTEM_CLOCK.monotonic_s() - start_s < 0.15
     stop.set()
     sender.join()
+
+
+@pytest.mark.parametrize(
+    "talk",
+    [
+        lambda connection: connection.read_reply(deadline=soon(0.1)),
+        lambda connection: connection.send([bytes(1 << 20)] * 64, deadline=soon(0.1)),
+    ],
+    ids=["receive", "send"],
+)
+def test_signals_do_not_stretch_the_deadline(ends: Ends, talk: Callable[[RespConnection], object]) -> None:
+    """Python takes up again a call that a signal has interrupted."""
+    connection, _ = ends
+    before = signal.signal(signal.SIGALRM, lambda *_: None)
+    signal.setitimer(signal.ITIMER_REAL, 0.005, 0.005)
+    guard = threading.Timer(2.0, connection.close)
+    guard.start()
+    try:
+        start_s = SYSTEM_CLOCK.monotonic_s()
+        with pytest.raises(StoreFault) as caught:
+            talk(connection)
+        took_s = SYSTEM_CLOCK.monotonic_s() - start_s
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+        guard.cancel()
+    assert (caught.value.reason, took_s < 0.5) == (FaultReason.TIMEOUT, True)
 
 
 def test_a_stall_after_some_progress_still_ends_at_the_deadline(ends: Ends) -> None:
