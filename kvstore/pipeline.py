@@ -254,8 +254,9 @@ def _take_any(
         if meaning_of(length) is Meaning.STRANGE:
             batch.strange.append(item)
         return 0
+    moved = 0 if length is None else _take_value(connection, sinks[item], length, deadline)
     answered[item] = True
-    return 0 if length is None else _take_value(connection, sinks[item], length, deadline)
+    return moved
 
 
 def _take_value(connection: RespConnection, sink: ValueSink, length: int, deadline: Deadline) -> int:

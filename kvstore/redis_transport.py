@@ -130,6 +130,8 @@ class RedisTransport:
                 if isinstance(reply, ErrorReply):
                     batch.judged(item, reply)
                     outcomes[item] = Written.DROPPED
+                elif reply not in (b"OK", None):
+                    raise StoreFault(FaultReason.PROTOCOL, "no answer to SET")
                 else:
                     outcomes[item] = Written.PRESENT if reply is None else Written.STORED
 

@@ -202,6 +202,23 @@ def test_f5_a_refused_write_ends_the_prefix_that_is_held(
     assert client.healthy
 
 
+@pytest.mark.parametrize("reply", [b":1\r\n", b"+QUEUED\r\n", b"*0\r\n", b"$0\r\n\r\n"])
+def test_f12_a_write_that_is_answered_by_something_else_is_not_held_and_costs_the_connection(
+    scripted: StartScripted, open_client: OpenClient, reply: bytes
+) -> None:
+    wrong = [True]
+
+    def handler(words: list[bytes]) -> bytes:
+        return reply if wrong[0] and words[:2] == [b"SET", NAMES[7]] else honest(words)
+
+    server = scripted(handler)
+    client = open_client(server.address)
+    assert client.put_blocks(to_put(KEYS), deadline=soon(0.5)) == 7
+    wrong[0] = False
+    assert client.put_blocks(to_put(KEYS), deadline=soon()) == 16
+    assert server.connections >= 3
+
+
 def test_what_is_stored_past_a_refused_block_does_not_count(scripted: StartScripted, open_client: OpenClient) -> None:
     keys = chain(64)
     others_done = threading.Event()
