@@ -30,7 +30,7 @@ from .value_writer import ValueWriter, flat_pieces
 
 logger = logging.getLogger(__name__)
 
-BATCHES_AT_ONCE = 2
+BATCHES_AT_ONCE = 4
 """Of one exchange. With more the server is idle less often, and another caller waits longer for a connection."""
 
 
@@ -47,28 +47,36 @@ class BlockToPut:
 
 @dataclass(frozen=True, slots=True)
 class BatchThreads:
-    """Runs jobs side by side. The calling thread does the work itself if there is one job or one thread."""
+    """Runs jobs side by side, on `threads` of which the caller's is one."""
 
     executor: ThreadPoolExecutor
     threads: int
 
     def run(self, jobs: Sequence[Callable[[], None]]) -> None:
-        """Returns when every job has ended, also if one raises: the caller's buffers are then its own again."""
-        if len(jobs) <= 1 or self.threads == 1:
-            for job in jobs:
-                job()
-            return
-        futures = [future for job in jobs if (future := self._started(job)) is not None]
-        wait(futures)
-        for future in futures:
-            future.result()
+        """Returns when every job that was begun has ended, also if one raises: the caller's buffers are then its own
+        again. Jobs begin in order."""
+        left = iter(jobs)  # of a list: threads may share it
 
-    def _started(self, job: Callable[[], None]) -> Future[None] | None:
-        """None: it was done here, for want of a thread. After `close` the transport answers it at once."""
+        def work() -> None:
+            for job in left:
+                job()
+
+        helpers = [helper for _ in range(min(len(jobs), self.threads) - 1) if (helper := self._started(work))]
         try:
-            return self.executor.submit(job)
+            work()
+        finally:
+            for helper in helpers:
+                helper.cancel()  # it waits behind other calls, and nothing is left for it
+            wait(helpers)
+        for helper in helpers:
+            if not helper.cancelled():
+                helper.result()
+
+    def _started(self, work: Callable[[], None]) -> Future[None] | None:
+        """None: the threads are gone. After `close` the transport answers every job at once."""
+        try:
+            return self.executor.submit(work)
         except RuntimeError:
-            job()
             return None
 
 

@@ -9,6 +9,7 @@ import ctypes
 from array import array
 from collections.abc import Sequence
 from enum import IntEnum
+from itertools import accumulate
 from typing import NamedTuple
 
 from .faults import StoreFault
@@ -96,21 +97,25 @@ class NativeReads:
     ) -> Arrived:
         """Read leading `values`; `sent` of their `requests` are on their way, `ahead` may be; `early`: besides one
         whose reply has begun. `read_ahead`: a buffer, and from where to where it holds what was received before."""
-        heads, plains = bytearray(sum(value.head_bytes for value in values)), b"".join(v.plain for v in values)
-        held = [_FirstByte.from_buffer(value.payload) for value in values]  # holds the buffers where they are
-        held.append(first := _FirstByte.from_buffer(heads))
-        head_at, request_end = _address(first), 0
-        plain_at = ctypes.cast(ctypes.c_char_p(plains), ctypes.c_void_p).value or 0
-        places = array("Q")
-        for value, payload, request in zip(values, held, requests, strict=False):
-            head_bytes, plain_bytes = value.head_bytes, len(value.plain)
-            request_end += len(request)
-            here = plain_at if plain_bytes else 0
-            places.extend((head_at, head_bytes, _address(payload), len(value.payload), here, request_end, 0, 0))
-            head_at += head_bytes
-            plain_at += plain_bytes
+        head_bytes = [value.head_bytes for value in values]
+        heads, plains = bytearray(sum(head_bytes)), b"".join([value.plain for value in values])
         buffer, start, end = read_ahead
-        held.append(ours := _FirstByte.from_buffer(buffer))
+        # Buffers stay where they are as long as these live.
+        first, ours = _FirstByte.from_buffer(heads), _FirstByte.from_buffer(buffer)
+        held = [_FirstByte.from_buffer(value.payload) for value in values]
+        plain_at = ctypes.cast(ctypes.c_char_p(plains), ctypes.c_void_p).value or 0
+        plains_at = accumulate([len(value.plain) for value in values[:-1]], initial=plain_at)
+        columns = (
+            accumulate(head_bytes[:-1], initial=_address(first)),
+            head_bytes,
+            map(_address, held),
+            [len(value.payload) for value in values],
+            [at if value.plain else 0 for at, value in zip(plains_at, values, strict=True)],
+            accumulate(map(len, requests)),
+        )
+        places = array("Q", bytes(8 * _WORDS_A_VALUE * len(values)))
+        for which, column in enumerate(columns):
+            places[which::_WORDS_A_VALUE] = array("Q", column)
         asked, done = _Requests(b"".join(requests), sent, ahead, early), ctypes.c_int64()
         received = Ahead(_address(ours), len(buffer), start, end)
         timeout_ns = min(int(timeout_s * 1e9), TIMEOUT_NS_MAX)

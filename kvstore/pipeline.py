@@ -7,7 +7,7 @@ Flight ──▶ server ──▶ values of the foreseen length: straight into p
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 
@@ -20,7 +20,7 @@ from .native_writes import NATIVE_WRITES, Sending
 from .resp import Reply, RespConnection, command
 from .slot_map import Redirection
 from .transport import ValueSink, ValueToWrite
-from .value_format import HEADER_BYTES, BytesLike
+from .value_format import HEADER_BYTES
 
 logger = logging.getLogger(__name__)
 
@@ -29,8 +29,6 @@ DRAIN_BYTES_MAX = 4 << 20
 IN_FLIGHT_BYTES = 1 << 20
 """Of values on their way over one connection. At a round trip of 0.1 ms that is 10 GB/s; with more, what one side has
 written leaves the processor's cache before the other side of a local connection reads it, at half the speed."""
-LOCAL_IN_FLIGHT_BYTES = 1 << 19
-"""Of values on their way to a server on this machine, whose round trip is short."""
 LOCAL_AHEAD = 1
 """Requests for values on their way over one connection to a server on this machine. A server that finds more than two
 at once makes all their replies before it sends the first, in memory that no cache holds and that it may have to map
@@ -49,13 +47,10 @@ class Batch:
     strange: list[int] = field(default_factory=list[int])
     """Items whose key holds no string: nothing that we can have written."""
 
-    def request(self, number: int, commands: Callable[[int], Sequence[BytesLike]]) -> list[BytesLike]:
-        """The pieces of the command about its item `number`, given that of any item."""
-        return [*([ASKING] if self.asking else ()), *commands(self.items[number])]
-
-    def pipeline(self, commands: Mapping[int, Sequence[BytesLike]]) -> list[BytesLike]:
-        """All of them at once."""
-        return [piece for number in range(len(self.items)) for piece in self.request(number, commands.__getitem__)]
+    def pipeline(self, commands: Sequence[bytes]) -> list[bytes]:
+        """Its part of the commands about all items."""
+        asking = [ASKING] if self.asking else []
+        return [each for item in self.items for each in (*asking, commands[item])]
 
     def judged(self, item: int, reply: Reply) -> Reply:
         """The reply, unless it is a redirection, which is kept and None instead. Raises StoreFault, see `judged`."""
@@ -84,8 +79,7 @@ def write_values(
     The start of a command goes out with the rest of the one before: a server that knows what comes receives it in
     place, one that finds all of it in its buffer moves it once more.
     """
-    in_flight_bytes = LOCAL_IN_FLIGHT_BYTES if connection.is_local else IN_FLIGHT_BYTES
-    ahead = max(1, in_flight_bytes // max(1, values[0].value_bytes))
+    ahead = max(1, IN_FLIGHT_BYTES // max(1, values[0].value_bytes))
     if NATIVE_WRITES is None or batch.asking or not all(value.has_draft for value in values):
         yield from _written_by_python(connection, batch, values, starts, ends, ahead=ahead, deadline=deadline)
         return

@@ -24,12 +24,10 @@ CHECKSUM_AT = 112
 VALID_FROM_AT = 144
 HEADER_CHECKSUM_AT = 252
 
-_DEPTH = struct.Struct("<I")
-_TOKENS_BYTES = struct.Struct("<IQ")
+_SIZES = struct.Struct("<IIQ")
+_SIZES_STAMPS = struct.Struct("<IIQQQQQ")
 _CHECKSUM = struct.Struct("<Q")
-_STAMPS = struct.Struct("<QQQQ")
 _HEADER_CHECKSUM = struct.Struct("<I")
-_NO_STAMPS = bytes(_STAMPS.size)
 _NO_CHECKSUM = bytes(_HEADER_CHECKSUM.size)
 
 
@@ -45,7 +43,6 @@ class PlainBlockHeaders:
     _exact: Mapping[bytes, bool] = field(init=False)
     _starts: Mapping[bool, bytes] = field(init=False)
     """All before the identity, by whether a block is exact."""
-    _sizes: bytes = field(init=False)
     _before_identity: bytes = field(init=False)
     _after_owner: bytes = field(init=False)
     header_bytes: int = field(init=False)
@@ -70,13 +67,12 @@ class PlainBlockHeaders:
         object.__setattr__(self, "_before_identity", raw[CLASS_AT:IDENTITY_AT])
         starts = {exact: self._start + packed + self._before_identity for packed, exact in exact_of.items()}
         object.__setattr__(self, "_starts", starts)
-        object.__setattr__(self, "_sizes", _TOKENS_BYTES.pack(self.layout.block_tokens, self.layout.payload_bytes))
         object.__setattr__(self, "_after_owner", raw[VALID_FROM_AT:HEADER_CHECKSUM_AT])
 
     def read(self, head: bytes, key: BlockKey, *, value_bytes: int) -> tuple[int, bool] | None:
         """The payload's xxh3-64 checksum and whether the block is exact; None if this is no plain header of `key`'s."""
         exact = self._exact.get(head[8:CLASS_AT])
-        sizes = _DEPTH.pack(key.depth) + self._sizes
+        sizes = _SIZES.pack(key.depth, self.layout.block_tokens, self.layout.payload_bytes)
         plain = (
             exact is not None
             and value_bytes == self.header_bytes + self.layout.payload_bytes
@@ -90,30 +86,12 @@ class PlainBlockHeaders:
 
     def expected(self, key: BlockKey) -> bytes:
         """256 bytes: the header of `key`'s block with the flag for exact, the checksums, writer, time and owner 0."""
-        return self._body(key, exact=False, stamps=_NO_STAMPS) + _NO_CHECKSUM
-
-    def write(
-        self, key: BlockKey, *, checksum: int, exact: bool, owner: int, writer: int, created_unix_ms: int
-    ) -> bytes:
-        """256 bytes, as `encode_header` makes them."""
-        stamps = _STAMPS.pack(checksum, writer, created_unix_ms, owner)
-        body = self._body(key, exact=exact, stamps=stamps)
-        return body + _HEADER_CHECKSUM.pack(google_crc32c.value(body))
+        return self.draft(key, exact=False, owner=0, writer=0, created_unix_ms=0)
 
     def draft(self, key: BlockKey, *, exact: bool, owner: int, writer: int, created_unix_ms: int) -> bytes:
-        """256 bytes, with 0 for both checksums."""
-        stamps = _STAMPS.pack(0, writer, created_unix_ms, owner)
-        return self._body(key, exact=exact, stamps=stamps) + _NO_CHECKSUM
-
-    def _body(self, key: BlockKey, *, exact: bool, stamps: bytes) -> bytes:
-        """All but the header's checksum."""
-        parts = (
-            self._starts[exact],
-            key.hash,
-            key.parent,
-            _DEPTH.pack(key.depth),
-            self._sizes,
-            stamps,
-            self._after_owner,
+        """256 bytes, as `encode_header` makes them, with 0 for both checksums."""
+        layout = self.layout
+        middle = _SIZES_STAMPS.pack(
+            key.depth, layout.block_tokens, layout.payload_bytes, 0, writer, created_unix_ms, owner
         )
-        return b"".join(parts)
+        return b"".join((self._starts[exact], key.hash, key.parent, middle, self._after_owner, _NO_CHECKSUM))

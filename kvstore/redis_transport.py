@@ -58,7 +58,7 @@ class RedisTransport:
     def exists(self, shard: Place, keys: Sequence[bytes], *, deadline: Deadline) -> list[bool] | None:
         """In one round trip."""
         answers: list[Reply] = [None] * len(keys)
-        commands = {item: [command(b"EXISTS", key)] for item, key in enumerate(keys)}
+        commands = [command(b"EXISTS", key) for key in keys]
 
         def talk(connection: RespConnection, deadline: Deadline, batch: Batch) -> None:
             connection.send(batch.pipeline(commands), deadline=deadline)
@@ -80,16 +80,14 @@ class RedisTransport:
     ) -> bool:
         """`renewals` travel in the same round trip."""
         answered = [False] * len(sinks)
-        commands = {
-            item: [b"*2\r\n$3\r\nGET\r\n$%d\r\n%b\r\n" % (len(sink.key), sink.key)] for item, sink in enumerate(sinks)
-        }
+        gets = [b"*2\r\n$3\r\nGET\r\n$%d\r\n%b\r\n" % (len(sink.key), sink.key) for sink in sinks]
         calls = _renewals(renewals)
         item_bytes = value_bytes // max(1, len(sinks))
         strange: set[int] = set()
 
         def talk(connection: RespConnection, deadline: Deadline, batch: Batch) -> None:
             renew = bool(calls) and not batch.asking
-            requests = [b"".join(batch.request(number, commands.__getitem__)) for number in range(len(batch.items))]
+            requests = [ASKING + gets[item] if batch.asking else gets[item] for item in batch.items]
             if renew:
                 requests[-1] += b"".join([piece for call in calls for piece in call.pieces()])
             flight = Flight(connection, requests, item_bytes=item_bytes, deadline=deadline, alone=self._alone)
@@ -142,7 +140,7 @@ class RedisTransport:
     def heads(self, shard: Place, keys: Sequence[bytes], *, deadline: Deadline) -> list[bytes] | None:
         answers: list[Reply] = [None] * len(keys)
         last = b"%d" % (HEADER_BYTES - 1)
-        commands = {item: [command(b"GETRANGE", key, b"0", last)] for item, key in enumerate(keys)}
+        commands = [command(b"GETRANGE", key, b"0", last) for key in keys]
 
         def talk(connection: RespConnection, deadline: Deadline, batch: Batch) -> None:
             connection.send(batch.pipeline(commands), deadline=deadline)
@@ -177,7 +175,7 @@ class RedisTransport:
 
     def unlink(self, shard: Place, keys: Sequence[bytes], *, deadline: Deadline) -> int:
         answers: list[Reply] = [None] * len(keys)
-        commands = {item: [command(b"UNLINK", key)] for item, key in enumerate(keys)}
+        commands = [command(b"UNLINK", key) for key in keys]
 
         def talk(connection: RespConnection, deadline: Deadline, batch: Batch) -> None:
             connection.send(batch.pipeline(commands), deadline=deadline)

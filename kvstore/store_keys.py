@@ -7,13 +7,14 @@ at their borders live together, different runs spread out.
 from __future__ import annotations
 
 import hashlib
+from binascii import hexlify
 
 from whalepod.core.block_keys import BlockKey
 from whalepod.core.ids import RequestId
 
 
 def block_store_key(key: BlockKey) -> bytes:
-    return b"b:{" + key.run.hex().encode() + b"}:" + key.hash
+    return b"b:{%b}:%b" % (hexlify(key.run), key.hash)
 
 
 def turn_snapshot_key(key: BlockKey, *, mode: int) -> bytes:

@@ -16,7 +16,8 @@ from whalepod.core.clock import Deadline
 
 from .native_reads import Foreseen
 from .native_writes import Draft
-from .value_format import BytesLike
+from .value_format import BytesLike, payload_checksum, with_checksums
+from .value_mac import ValueMac
 
 
 class ValueSink(Protocol):
@@ -45,61 +46,58 @@ class ValueSink(Protocol):
         ...
 
 
-class LateValue(Protocol):
-    """A value that is made when it is needed."""
-
-    @property
-    def value_bytes(self) -> int: ...
-
-    @property
-    def has_draft(self) -> bool: ...
-
-    def pieces(self) -> tuple[BytesLike, ...]: ...
-
-    def draft(self) -> Draft:
-        """For who writes the checksums himself, if it has one."""
-        ...
-
-
 class ValueToWrite:
     """One value as pieces that follow each other. `life_ms`: how long the store should keep it."""
 
-    __slots__ = ("_late", "_pieces", "key", "life_ms", "value_bytes")
+    __slots__ = ("_draft", "_mac", "_pieces", "key", "life_ms", "value_bytes")
 
     def __init__(self, key: bytes, pieces: tuple[BytesLike, ...], life_ms: int) -> None:
         self.key = key
         self.life_ms = life_ms
         self.value_bytes = sum(map(len, pieces))
         self._pieces: tuple[BytesLike, ...] | None = pieces
-        self._late: LateValue | None = None
+        self._draft: tuple[bytes, tuple[BytesLike, ...]] = b"", ()
+        self._mac: ValueMac | None = None
 
     @classmethod
-    def made_late(cls, key: bytes, late: LateValue, *, life_ms: int) -> Self:
-        """Its pieces are made when somebody asks for them: a checksum is then computed while the server is busy with
-        the values before."""
-        value = cls(key, (), life_ms)
-        value.value_bytes, value._pieces, value._late = late.value_bytes, None, late
+    def drafted(
+        cls,
+        key: bytes,
+        head: bytes,
+        payload: tuple[BytesLike, ...],
+        *,
+        life_ms: int,
+        value_bytes: int,
+        mac: ValueMac | None,
+    ) -> Self:
+        """Of a header without its two checksums. They, and the MAC if there is one, are made when somebody asks for the
+        pieces: while the server is busy with the values before."""
+        value = cls.__new__(cls)
+        value.key, value.life_ms, value.value_bytes = key, life_ms, value_bytes
+        value._pieces, value._draft, value._mac = None, (head, payload), mac
         return value
 
     @property
     def pieces(self) -> tuple[BytesLike, ...]:
         if self._pieces is None:
-            assert self._late is not None
-            self._pieces = self._late.pieces()
+            head, follows = self._draft
+            if self._mac is not None:
+                follows = (self._mac.extension(head, follows), *follows)
+            self._pieces = (with_checksums(head, payload_checksum(follows)), *follows)
         return self._pieces
 
     @property
     def has_draft(self) -> bool:
-        """The value is known to have one piece behind its header."""
+        """The value is a header and one piece."""
         if self._pieces is not None:
             return len(self._pieces) == 2
-        return self._late is not None and self._late.has_draft
+        return self._mac is None and len(self._draft[1]) == 1
 
     def draft(self) -> Draft:
-        """If it has one."""
+        """For who writes the checksums himself, if it has one."""
         if self._pieces is None:
-            assert self._late is not None
-            return self._late.draft()
+            head, (payload,) = self._draft
+            return Draft(head, payload, stamp=True)
         head, payload = self._pieces
         return Draft(bytes(head), payload, stamp=False)
 

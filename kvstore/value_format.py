@@ -32,9 +32,11 @@ BytesLike = bytes | bytearray | memoryview
 
 _FIXED = struct.Struct("<4sHHIHH16s32s32sIIQQQQQIHH")
 _PART = struct.Struct("<BBHII")
+_CHECKSUM = struct.Struct("<Q")
 _CRC = struct.Struct("<I")
 _PARTS_AT = 152
 _RESERVED_AT = 248
+_CHECKSUM_AT = 112
 _CRC_AT = 252
 assert _FIXED.size == _PARTS_AT
 assert _PARTS_AT + PARTS_MAX * _PART.size == _RESERVED_AT
@@ -303,6 +305,12 @@ def encode_header(header: Header) -> bytes:
         header.draft_fingerprint, header.valid_from, len(header.parts), header.mode,
     )  # fmt: skip
     body = (fixed + _packed_parts(header.parts)).ljust(_CRC_AT, b"\0")
+    return body + _CRC.pack(google_crc32c.value(body))
+
+
+def with_checksums(head: bytes, checksum: int) -> bytes:
+    """The header `head`, whose two checksums do not matter, with the payload's and its own."""
+    body = head[:_CHECKSUM_AT] + _CHECKSUM.pack(checksum) + head[_CHECKSUM_AT + _CHECKSUM.size : _CRC_AT]
     return body + _CRC.pack(google_crc32c.value(body))
 
 

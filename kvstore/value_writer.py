@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
-from functools import partial
+from dataclasses import dataclass, field
 from typing import cast
 
 from whalepod.core.block_keys import BlockKey
 from whalepod.core.clock import Clock
 from whalepod.core.ids import Incarnation
 
-from .native_writes import Draft
 from .plain_block_headers import PlainBlockHeaders
 from .settings import StoreSettings
 from .store_keys import block_store_key, snapshot_identity
@@ -25,7 +23,6 @@ from .value_format import (
     SnapshotValue,
     ValueClass,
     encode_header,
-    payload_checksum,
     place_parts,
 )
 from .value_mac import ValueMac
@@ -51,8 +48,17 @@ class ValueWriter:
 
     def block(self, key: BlockKey, payload: tuple[BytesLike, ...], *, exact: bool, owner: int = 0) -> ValueToWrite:
         """`payload`: pieces of flat bytes, `layout.payload_bytes` in total, which are read when the value is sent."""
-        late = _LateBlock(self, key, payload, exact, owner, self._block_bytes)
-        return ValueToWrite.made_late(block_store_key(key), late, life_ms=self.settings.block_life_ms(key.depth))
+        head = self.headers.draft(
+            key, exact=exact, owner=owner, writer=self.incarnation, created_unix_ms=self.clock.unix_ms()
+        )
+        return ValueToWrite.drafted(
+            block_store_key(key),
+            head,
+            payload,
+            life_ms=self.settings.block_life_ms(key.depth),
+            value_bytes=self._block_bytes,
+            mac=self.mac,
+        )
 
     def snapshot(self, key: bytes, value: SnapshotValue, *, life_ms: int) -> ValueToWrite:
         """Parts follow each other in the order of their kinds."""
@@ -65,7 +71,7 @@ class ValueWriter:
             payload_bytes=sum(map(len, parts.values())),
             checksum=0,
             parts=place_parts((kind, ALL_LAYERS, len(data)) for kind, data in parts.items()),
-            flags=Flag.EXACT if value.exact else 0,
+            flags=(Flag.EXACT if value.exact else 0) | (Flag.MAC if self.mac is not None else 0),
             depth_blocks=value.boundary_tokens // self.layout.block_tokens,
             tokens=value.boundary_tokens,
             writer=self.incarnation,
@@ -74,62 +80,20 @@ class ValueWriter:
             valid_from=value.valid_from,
             mode=value.mode,
         )
-        return ValueToWrite(key=key, pieces=self._pieces(header, tuple(parts.values())), life_ms=life_ms)
-
-    def _pieces(self, header: Header, payload: tuple[BytesLike, ...]) -> tuple[BytesLike, ...]:
-        """The header with its checksum, the extension if values are signed, the payload."""
-        follows = payload
-        if self.mac is not None:
-            header = replace(header, flags=header.flags | Flag.MAC)
-            follows = (self.mac.extension(encode_header(header), payload), *payload)
-        return (encode_header(replace(header, checksum=payload_checksum(follows))), *follows)
-
-
-@dataclass(slots=True)
-class _LateBlock:
-    """One block's value."""
-
-    writer: ValueWriter
-    key: BlockKey
-    payload: tuple[BytesLike, ...]
-    exact: bool
-    owner: int
-    value_bytes: int
-
-    @property
-    def has_draft(self) -> bool:
-        return self.writer.mac is None and len(self.payload) == 1
-
-    def draft(self) -> Draft:
-        writer = self.writer
-        head = writer.headers.draft(
-            self.key,
-            exact=self.exact,
-            owner=self.owner,
-            writer=writer.incarnation,
-            created_unix_ms=writer.clock.unix_ms(),
+        return ValueToWrite.drafted(
+            key,
+            encode_header(header),
+            tuple(parts.values()),
+            life_ms=life_ms,
+            value_bytes=header.header_bytes + header.payload_bytes,
+            mac=self.mac,
         )
-        return Draft(head, self.payload[0], stamp=True)
-
-    def pieces(self) -> tuple[BytesLike, ...]:
-        writer = self.writer
-        head = partial(
-            writer.headers.write,
-            self.key,
-            exact=self.exact,
-            owner=self.owner,
-            writer=writer.incarnation,
-            created_unix_ms=writer.clock.unix_ms(),
-        )
-        follows = self.payload
-        if writer.mac is not None:
-            follows = (writer.mac.extension(head(checksum=0), follows), *follows)
-        return (head(checksum=payload_checksum(follows)), *follows)
 
 
 def flat(data: BytesLike) -> memoryview:
     """One-dimensional bytes, so that `len` counts bytes."""
-    return memoryview(data).cast("B")
+    view = data if isinstance(data, memoryview) else memoryview(data)
+    return view if view.ndim == 1 and view.format == "B" and view.c_contiguous else view.cast("B")
 
 
 def flat_pieces(payload: BytesLike | Sequence[BytesLike]) -> tuple[memoryview, ...]:

@@ -21,7 +21,7 @@ from whalepod.kvstore.redis_transport import RedisTransport
 from whalepod.kvstore.settings import StoreAddress, StoreSettings
 from whalepod.kvstore.store_keys import block_store_key, handoff_snapshot_key, turn_snapshot_key
 from whalepod.kvstore.transport import ValueToWrite
-from whalepod.kvstore.value_format import HEADER_BYTES, PartKind
+from whalepod.kvstore.value_format import HEADER_BYTES, PartKind, payload_checksum, with_checksums
 
 HANDOFF = handoff_snapshot_key(RequestId(b"r" * 16), 1)
 
@@ -331,29 +331,21 @@ def test_runs_are_dealt_to_connections_and_what_lies_behind_a_gap_is_not_asked_f
     assert client.fetch_blocks(keys, into, deadline=soon()).count == len(keys)
     assert [bytes(buffer) for buffer in into] == [payload_of(key) for key in keys]
     runs = sorted([depth // 16 for depth in depths[::16]] for depths in asked)
-    assert runs == [[0, 2], [1, 3], [4, 6], [5, 7], [8, 10], [9, 11]]
+    assert runs == [[0, 2, 4, 6], [1, 3, 5, 7], [8, 10], [9, 11]]
     server.call("DEL", block_store_key(keys[20]))
     asked.clear()
     alone = open_client(server.address, data_connections=1)
     assert until(lambda: alone.fetch_blocks(keys, buffers(len(keys)), deadline=soon()).count == 20, within_s=5)
-    assert asked == [list(range(32))]
+    assert asked == [list(range(64))]
 
 
-def test_a_values_pieces_are_made_once_when_it_is_sent() -> None:
-    made: list[int] = []
-
-    class Late:
-        value_bytes = 11
-        has_draft = True
-
-        def pieces(self) -> tuple[bytes, ...]:
-            made.append(1)
-            return (b"head", b"payload")
-
-        def draft(self) -> Draft:
-            return Draft(b"hea?", b"payload", stamp=True)
-
-    value = ValueToWrite.made_late(b"key", Late(), life_ms=5)
-    assert (value.value_bytes, value.draft(), made) == (11, Draft(b"hea?", b"payload", stamp=True), [])
-    assert (value.pieces, value.pieces, made) == ((b"head", b"payload"), (b"head", b"payload"), [1])
-    assert value.draft() == Draft(b"head", b"payload", stamp=False)
+def test_a_values_checksums_are_made_once_when_somebody_asks_for_its_pieces() -> None:
+    head = bytes(256)
+    value = ValueToWrite.drafted(b"key", head, (b"payload",), life_ms=5, value_bytes=263, mac=None)
+    assert (value.key, value.life_ms, value.value_bytes) == (b"key", 5, 263)
+    assert value.has_draft
+    assert value.draft() == Draft(head, b"payload", stamp=True)
+    stamped = with_checksums(head, payload_checksum([b"payload"]))
+    assert value.pieces == (stamped, b"payload")
+    assert value.pieces is value.pieces
+    assert value.draft() == Draft(stamped, b"payload", stamp=False)

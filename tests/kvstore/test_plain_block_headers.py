@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from tests.kvstore.test_value_format import HEADER, KEY, LAYOUT, NAMESPACE, VALUE_BYTES, resealed
 from whalepod.kvstore.plain_block_headers import PlainBlockHeaders
-from whalepod.kvstore.value_format import Flag, Header, encode_header, parse_header
+from whalepod.kvstore.value_format import Flag, Header, encode_header, parse_header, with_checksums
 
 HEADERS = PlainBlockHeaders(NAMESPACE, LAYOUT)
 PLAIN = replace(HEADER, draft_fingerprint=0, valid_from=0, mode=0)
@@ -71,8 +71,10 @@ def test_another_length_or_key_is_not_accepted() -> None:
 
 @pytest.mark.parametrize("signed", [False, True])
 @pytest.mark.parametrize("exact", [False, True])
-def test_a_header_is_written_as_the_full_encoder_writes_it(signed: bool, exact: bool) -> None:
+def test_a_header_is_drafted_as_the_full_encoder_writes_it(signed: bool, exact: bool) -> None:
     flags = (Flag.MAC if signed else 0) | (Flag.EXACT if exact else 0)
     header = replace(PLAIN, flags=flags, checksum=77, draft_fingerprint=5, writer=6, created_unix_ms=7)
     headers = PlainBlockHeaders(NAMESPACE, LAYOUT, signed=signed)
-    assert headers.write(KEY, checksum=77, exact=exact, owner=5, writer=6, created_unix_ms=7) == encode_header(header)
+    draft = headers.draft(KEY, exact=exact, owner=5, writer=6, created_unix_ms=7)
+    assert with_checksums(draft, 77) == encode_header(header)
+    assert (draft[112:120], draft[252:]) == (bytes(8), bytes(4))

@@ -280,7 +280,7 @@ def play_write(seed: int, stall_s: float) -> tuple[Outcome, bool]:
     replies: list[object] = []
 
     def talk(connection: RespConnection, deadline: Deadline) -> object:
-        pipeline.IN_FLIGHT_BYTES = pipeline.LOCAL_IN_FLIGHT_BYTES = in_flight
+        pipeline.IN_FLIGHT_BYTES = in_flight
         replies.extend(write_values(connection, Batch(range(len(values))), values, starts, ends, deadline=deadline))
         return len(replies)
 
@@ -306,12 +306,12 @@ def _value(draw: Random, index: int) -> ValueToWrite:
 
 @contextmanager
 def half(reads: NativeReads | None, writes: NativeWrites | None) -> Generator[None]:
-    kept = resp.NATIVE_READS, pipeline.NATIVE_WRITES, pipeline.IN_FLIGHT_BYTES, pipeline.LOCAL_IN_FLIGHT_BYTES
+    kept = resp.NATIVE_READS, pipeline.NATIVE_WRITES, pipeline.IN_FLIGHT_BYTES
     resp.NATIVE_READS, pipeline.NATIVE_WRITES = reads, writes
     try:
         yield
     finally:
-        resp.NATIVE_READS, pipeline.NATIVE_WRITES, pipeline.IN_FLIGHT_BYTES, pipeline.LOCAL_IN_FLIGHT_BYTES = kept
+        resp.NATIVE_READS, pipeline.NATIVE_WRITES, pipeline.IN_FLIGHT_BYTES = kept
 
 
 def fuzz(rounds: int, *, seed: int, tell: Callable[[str], object] = print) -> Counter[str]:
