@@ -185,7 +185,7 @@ def _beside_a_busy_thread(ours: Ours, work: Work, *, rounds: int) -> dict[str, f
 def _say_what_a_lost_key_does(admin: redis.Redis, work: Work, contenders: Sequence[Contender]) -> None:
     """One of 16 keys is evicted between probe and read."""
     for contender in contenders:
-        if isinstance(contender, Ours | LmCache):
+        if isinstance(contender, Ours | RedisPy | LmCache):
             admin.flushall(asynchronous=False)
             contender.set()
             admin.delete(work.names[5], "peer:5")

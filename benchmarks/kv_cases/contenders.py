@@ -200,6 +200,11 @@ class RedisPy:
                 pipeline.get(name)
             assert all(cast("list[bytes]", pipeline.execute()))
 
+    def lost(self) -> str:
+        """What a read does when one of its keys was evicted between probe and read."""
+        values = cast("list[bytes | None]", self._client.mget(self._work.names))
+        return f"None for it, {sum(value is not None for value in values)} of {len(values)} blocks"
+
     def close(self) -> None:
         self._client.close()
 
