@@ -195,6 +195,7 @@ def _experts() -> Iterator[Kernel]:
     deal: dict[str, Any] = {"EXPERTS": 384, "WIDE": 512}
     product = {"EXPERTS": 384, "STEP": 128, "FAST": True}
     pipelined = {"num_warps": 4, "num_stages": 3}
+    messages = {"CHOSEN": 6, "CHOICES": 8, "BLOCK": 1024}
     yield from (
         Kernel("experts", "count_kernel", EXPERTS_SIGNATURE, {"BLOCK": 256}),
         Kernel("experts", "tiles_kernel", EXPERTS_SIGNATURE, deal | {"ROWS": 16, "TILES": 64}),
@@ -230,17 +231,19 @@ def _experts() -> Iterator[Kernel]:
         *(
             Kernel(
                 "expert_messages",
-                "route_kernel",
-                MESSAGES_SIGNATURE | {"messages": "*i32"},
-                {"PAIRS": pairs},
-                {"num_warps": 8},
+                "pack_kernel",
+                MESSAGES_SIGNATURE,
+                messages | {"PEERS": peers},
+                {"num_warps": 2},
             )
-            for pairs in (32, 4096)
+            for peers in (False, True)
         ),
+        Kernel("expert_messages", "unpack_kernel", MESSAGES_SIGNATURE, messages, {"num_warps": 2}),
         *(
-            Kernel("expert_messages", name, MESSAGES_SIGNATURE, {"BLOCK": 1024}, {"num_warps": 2})
-            for name in ("pack_kernel", "unpack_kernel", "decode_kernel")
+            Kernel("expert_messages", name, MESSAGES_SIGNATURE, {"BLOCK": 1024}, {"num_warps": warps})
+            for name, warps in (("encode_kernel", 2), ("decode_kernel", 2), ("put_outputs_kernel", 4))
         ),
+        Kernel("expert_messages", "meet_kernel", MESSAGES_SIGNATURE, {"PEERS": 64}, {"num_warps": 1}),
         Kernel(
             "expert_messages",
             "gather_sum_kernel",

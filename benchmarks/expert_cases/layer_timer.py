@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
 
-from whalepod.engine.expert_parallel.dispatch import Dispatcher, DispatchMode
+from whalepod.engine.expert_parallel.dispatch import Dispatcher, DispatchMode, compute_arrived
 from whalepod.engine.expert_parallel.expert_bank import LayerExperts
+from whalepod.engine.expert_parallel.peer_memory import PeerMemory
 from whalepod.engine.expert_parallel.placement import Placement
 from whalepod.engine.expert_parallel.transport import Transport
 from whalepod.kernels.experts import expert_outputs
@@ -19,6 +21,8 @@ from whalepod.kernels.experts import expert_outputs
 REPEATS = 50
 WARM_UP = 5
 GRAPH_ROWS_MAX = 512
+GRAPH_CALLS = 20
+"""In one graph, one after the other: ranks do not start it at the same moment."""
 
 Mark: TypeAlias = "torch.cuda.Event | float"
 """A moment on the device, or seconds on the host."""
@@ -44,6 +48,9 @@ class Marked:
     def gather(self, values: Tensor) -> Tensor:
         return self.inner.gather(values)
 
+    def share_memory(self, bytes_each: int) -> PeerMemory | None:
+        return self.inner.share_memory(bytes_each)
+
     def settle(self) -> None:
         self.inner.settle()
 
@@ -68,14 +75,18 @@ class LayerTimer:
         self._on_gpu = device.type == "cuda"
         self._rows, self._mode = rows, mode
         self._transport = Marked(transport, self._now)
-        self._dispatcher = Dispatcher(self._transport)
         self._experts, self._placement = experts, placement
+        self._dispatcher = self._dispatcher_over(self._transport, share_memory=False)
         shape = experts.shape
         generator = torch.Generator(device).manual_seed(rows + transport.rank)
         self._x = torch.randn(rows, shape.width, generator=generator, device=device).to(experts.down.dtype)
         scores = torch.rand(rows, shape.experts, generator=generator, device=device)
         self._ids = scores.argsort(dim=1)[:, : shape.chosen].contiguous()
         self._weights = torch.rand(self._ids.shape, generator=generator, device=device)
+
+    def _dispatcher_over(self, transport: Transport, *, share_memory: bool) -> Dispatcher:
+        chosen = self._experts.shape.chosen
+        return Dispatcher(transport, rows_limit=self._rows, chosen_max=chosen, share_memory=share_memory)
 
     def measure(self) -> dict[str, Any]:
         """Medians in microseconds, and bytes that this rank sends, its own share included."""
@@ -132,22 +143,41 @@ class LayerTimer:
         )
 
     def _replayed(self, sent: int, back: int) -> dict[str, Any]:
-        """The whole layer, and the plain exchanges, from CUDA graphs."""
-        self._dispatcher = Dispatcher(self._transport.inner)
-        calls = {
-            "graph_layer_us": self._run,
-            "graph_dispatch_plain_us": self._plain_exchange(sent),
-            "graph_combine_plain_us": self._plain_exchange(back),
-        }
+        """Parts of the layer, and all of it, from CUDA graphs, both ways; and the plain exchanges."""
+        figures = self._from_graphs(
+            {
+                "graph_dispatch_plain_us": self._plain_exchange(sent),
+                "graph_combine_plain_us": self._plain_exchange(back),
+            }
+        )
+        for way, share_memory in (("exchange", False), ("memory", True)):
+            dispatcher = self._dispatcher_over(self._transport.inner, share_memory=share_memory)
+            figures |= {f"graph_{way}_{part}": us for part, us in self._from_graphs(self._parts(dispatcher)).items()}
+            figures[f"{way}_shared"] = dispatcher.shares_memory
+        return figures
+
+    def _parts(self, dispatcher: Dispatcher) -> dict[str, Callable[[], object]]:
+        experts, rows = self._experts, self._rows
+        send = partial(dispatcher.send_rows, experts, self._placement, self._x, self._ids, rows_max=rows)
+        arrived = send()
+        outputs = compute_arrived(experts, arrived)
+        absent = len(experts.slots)
+        back = partial(dispatcher.return_outputs, arrived, outputs, self._weights, absent=absent)
+        whole = partial(
+            dispatcher.run, experts, self._placement, self._x, self._ids, self._weights, mode=self._mode, rows_max=rows
+        )
+        return {"dispatch_us": send, "combine_us": back, "layer_us": whole}
+
+    def _from_graphs(self, calls: Mapping[str, Callable[[], object]]) -> dict[str, Any]:
         figures: dict[str, Any] = {}
         for name, call in calls.items():
             try:
-                graph: torch.cuda.CUDAGraph | None = _recorded(call)
+                graph: torch.cuda.CUDAGraph | None = _recorded(call, times=GRAPH_CALLS)
             except RuntimeError as error:
                 figures[name], graph = str(error).splitlines()[0], None
             if int(self._transport.gather(torch.tensor([int(graph is not None)])).min()) == 0 or graph is None:
                 break
-            figures[name] = self._timed(graph.replay)
+            figures[name] = round(self._timed(graph.replay) / GRAPH_CALLS, 1)
         return figures
 
     def _timed(self, call: Callable[[], object]) -> float:
@@ -185,7 +215,7 @@ class LayerTimer:
         return 1e6 * (end - start)
 
 
-def _recorded(call: Callable[[], object]) -> torch.cuda.CUDAGraph:
+def _recorded(call: Callable[[], object], *, times: int) -> torch.cuda.CUDAGraph:
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
@@ -193,7 +223,8 @@ def _recorded(call: Callable[[], object]) -> torch.cuda.CUDAGraph:
     stream.synchronize()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
-        call()
+        for _ in range(times):
+            call()
     return graph
 
 

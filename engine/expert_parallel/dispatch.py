@@ -1,15 +1,18 @@
 """One layer's exchange: rows to the ranks that hold their experts, what the experts made of them back, and the sum.
 
-    normal        a row goes once to each rank, however many of its experts are there; sizes are exchanged first
-    low latency   every message has the same size, known beforehand, and holds its own count; a row goes once per expert
+    normal        sizes are exchanged first, and messages are as large as they must be
+    low latency   messages have one size, known beforehand; between GPUs of one machine they are not exchanged, but
+                  written to where they are read, and of their bytes only those that say something
 
-Both give the same bits: an expert's output for a row depends on neither, and a row's own rank sums them in the order of
-its choices. Inputs of quantised experts travel as they are rounded there, in FP8, which loses nothing.
+In both a row goes once to each rank, however many of its experts are there. Both give the same bits: an expert's output
+for a row depends on neither, and a row's own rank sums them in the order of its choices. Inputs of quantised experts
+travel as they are rounded there, in FP8, which loses nothing.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from enum import Enum
 
 import numpy as np
@@ -17,11 +20,24 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from whalepod.kernels.expert_messages import MessageLayout, aligned_view, decode, encode, gather_sum, pack, unpack
+from whalepod.kernels.expert_messages import (
+    Inboxes,
+    MessageLayout,
+    aligned_view,
+    decode,
+    encode,
+    gather_sum,
+    pack,
+    put_outputs,
+    put_rows,
+    travels_in_triton,
+    unpack,
+)
 from whalepod.kernels.experts import combine_outputs, expert_outputs
 from whalepod.kernels.numerics import wide_dtype
 
 from .expert_bank import LayerExperts
+from .peer_memory import PeerMemory
 from .placement import Placement
 from .transport import Transport
 
@@ -40,14 +56,39 @@ class DispatchMode(Enum):
     LOW_LATENCY = "low_latency"
 
 
+@dataclass(frozen=True, slots=True)
+class Arrived:
+    """What low-latency messages brought."""
+
+    layout: MessageLayout
+    rows: Tensor
+    """[ranks · layout.rows, D]; those without a slot are left open."""
+    slots: Tensor
+    """[ranks · layout.pairs] int64, the number of slots for pairs of other ranks."""
+    places: Tensor | None
+    """Where this rank's own outputs come back, [rows, chosen] int64; None: each at its pair."""
+
+
 class Dispatcher:
     """For the layers of one rank over one transport.
 
     On a GPU the low-latency mode never waits for the device; the normal one does once a layer, for the sizes.
     """
 
-    def __init__(self, transport: Transport) -> None:
+    def __init__(self, transport: Transport, *, rows_limit: int, chosen_max: int, share_memory: bool = True) -> None:
+        """Low-latency messages hold at most `rows_limit` rows of at most `chosen_max` experts. `share_memory`: where
+        devices can."""
         self._transport = transport
+        self._rows_limit = rows_limit
+        self._chosen_max = chosen_max
+        self._tried_to_share = not share_memory
+        self._memory: PeerMemory | None = None
+        self._inboxes: Inboxes | None = None
+
+    @property
+    def shares_memory(self) -> bool:
+        """Low-latency messages have been written to where they are read."""
+        return self._memory is not None
 
     def run(
         self,
@@ -67,10 +108,11 @@ class Dispatcher:
         weights = weights.to(wide_dtype(x.dtype))
         if mode is DispatchMode.NORMAL:
             receivers, slots = placement.choose(ids, source=self._transport.rank)
-            form = MessageLayout(0, width, x.dtype, packed)
+            form = MessageLayout(0, ids.shape[1], width, x.dtype, packed)
             return combine_outputs(self._normal(experts, form, x, receivers, slots), weights)
-        layout = MessageLayout(rows_max * ids.shape[1], width, x.dtype, packed)
-        return self._low_latency(experts, placement, layout, x, ids, weights)
+        arrived = self.send_rows(experts, placement, x, ids, rows_max=rows_max)
+        outputs = compute_arrived(experts, arrived)
+        return self.return_outputs(arrived, outputs, weights, absent=len(experts.slots))
 
     def _normal(
         self, experts: LayerExperts, form: MessageLayout, x: Tensor, receivers: Tensor, slots: Tensor
@@ -117,24 +159,60 @@ class Dispatcher:
         both = torch.cat((counts, aligned_view(received, torch.int64).view(-1, 2))).cpu().numpy()
         return both[: len(counts)], both[len(counts) :]
 
-    def _low_latency(
-        self,
-        experts: LayerExperts,
-        placement: Placement,
-        layout: MessageLayout,
-        x: Tensor,
-        ids: Tensor,
-        weights: Tensor,
-    ) -> Tensor:
-        rank, size = self._transport.rank, self._transport.size
-        messages, places = pack(x, ids, placement.table_on(x.device), layout, source=rank, size=size)
+    def send_rows(
+        self, experts: LayerExperts, placement: Placement, x: Tensor, ids: Tensor, *, rows_max: int
+    ) -> Arrived:
+        """The low-latency way to the experts."""
+        layout = MessageLayout(rows_max, ids.shape[1], x.shape[1], x.dtype, experts.shape.input_format)
+        rank, size, absent = self._transport.rank, self._transport.size, len(experts.slots)
+        table = placement.table_on(x.device)
+        inboxes = self._shared_inboxes(layout, x.device)
+        if inboxes is not None and self._memory is not None:
+            put_rows(x, ids, table, layout, inboxes, source=rank)
+            self._memory.meet()
+            return Arrived(layout, *unpack(inboxes.messages(layout), layout, absent=absent), places=None)
+        messages, places = pack(x, ids, table, layout, source=rank, size=size)
         each = [layout.message_bytes] * size
         received = self._transport.exchange(messages.flatten(), each, each).view(size, -1)
-        rows, slots = unpack(received, layout, absent=len(experts.slots))
-        outputs = _compute_some(experts, rows, slots)
-        each = [layout.places * outputs.shape[1] * outputs.element_size()] * size
+        return Arrived(layout, *unpack(received, layout, absent=absent), places=places)
+
+    def return_outputs(self, arrived: Arrived, outputs: Tensor, weights: Tensor, *, absent: int) -> Tensor:
+        """And back: outputs [ranks · layout.pairs, D] of what arrived, and the weights of this rank's own rows, both
+        in at least float32."""
+        layout = arrived.layout
+        if arrived.places is None:
+            inboxes, memory = self._inboxes, self._memory
+            assert inboxes is not None
+            assert memory is not None
+            put_outputs(outputs, arrived.slots, layout, inboxes, absent=absent)
+            memory.meet()
+            back = inboxes.outputs(layout)[: weights.numel()]
+            return combine_outputs(back.view(*weights.shape, layout.width), weights)
+        each = [layout.pairs * outputs.shape[1] * outputs.element_size()] * self._transport.size
         back = self._transport.exchange(raw_bytes(outputs), each, each)
-        return gather_sum(aligned_view(back, outputs.dtype).view(-1, outputs.shape[1]), places, weights)
+        return gather_sum(aligned_view(back, outputs.dtype).view(-1, outputs.shape[1]), arrived.places, weights)
+
+    def _shared_inboxes(self, layout: MessageLayout, device: torch.device) -> Inboxes | None:
+        """Memory that ranks write to, if they can: asked for once, by all ranks, before their first messages."""
+        if not self._tried_to_share and device.type == "cuda" and travels_in_triton(layout):
+            self._tried_to_share = True
+            most = replace(layout, rows=self._rows_limit, chosen=self._chosen_max)
+            outputs_start, total = Inboxes.room(most, self._transport.size)
+            self._memory = memory = self._transport.share_memory(total)
+            self._inboxes = None if memory is None else Inboxes(memory.addresses, memory.own, outputs_start)
+        return self._inboxes
+
+
+def compute_arrived(experts: LayerExperts, arrived: Arrived) -> Tensor:
+    """[ranks · layout.pairs, D], of which pairs without a slot are left open."""
+    rows, slots, chosen = arrived.rows, arrived.slots, arrived.layout.chosen
+    if rows.is_cuda:  # to leave pairs out, the host would have to know them
+        return _compute(experts, rows, torch.arange(len(slots), device=slots.device) // chosen, slots)
+    (there,) = (slots < len(experts.slots)).nonzero(as_tuple=True)
+    outputs = _compute(experts, rows, there // chosen, slots[there])
+    placed = outputs.new_zeros(len(slots), outputs.shape[1])
+    placed[there] = outputs
+    return placed
 
 
 def _compute(experts: LayerExperts, rows: Tensor, pair_rows: Tensor, pair_slots: Tensor) -> Tensor:
@@ -150,18 +228,6 @@ def _compute(experts: LayerExperts, rows: Tensor, pair_rows: Tensor, pair_slots:
         limit=experts.shape.limit,
         input_format=experts.shape.input_format,
     )
-
-
-def _compute_some(experts: LayerExperts, rows: Tensor, slots: Tensor) -> Tensor:
-    """rows [places, D], slots [places], the number of slots where a place is empty -> [places, D], of which empty
-    places are not looked at."""
-    if rows.is_cuda:  # to leave them out, the host would have to know them
-        return _compute(experts, rows, torch.arange(len(slots), device=slots.device), slots)
-    (there,) = (slots < len(experts.slots)).nonzero(as_tuple=True)
-    outputs = _compute(experts, rows, there, slots[there])
-    placed = outputs.new_zeros(len(slots), outputs.shape[1])
-    placed[there] = outputs
-    return placed
 
 
 def raw_bytes(values: Tensor) -> Tensor:

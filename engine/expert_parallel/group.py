@@ -159,7 +159,11 @@ class ExpertGroup:
         self.windows = [LoadWindow(layer.shape.experts, steps=self.options.window_steps) for layer in bank.layers]
         self.statistics = GroupStatistics()
         self._clock = clock
-        self._dispatcher = Dispatcher(self.transport)
+        self._dispatcher = Dispatcher(
+            self.transport,
+            rows_limit=graph_tier(self.options.low_latency_rows, GRAPH_TIERS),
+            chosen_max=max(layer.shape.chosen for layer in bank.layers),
+        )
         self._pass: _Pass | None = None
         self._passes = bank.passes()
         self._compute_s = 0.0

@@ -1,4 +1,5 @@
-"""Ranks in processes of their own that compute on GPUs: rows go from device to device through NCCL, votes through gloo.
+"""Ranks in processes of their own that compute on GPUs: rows go from device to device through NCCL, or are written to
+the other devices of the machine (`peer_memory.py`), votes go through gloo.
 
 An exchange is queued on the device, and the host goes on; `settle` waits for what is queued. NCCL does not notice that
 a rank has died: who leaves says so in the group's store, and who reads that aborts the exchanges that wait for it.
@@ -6,6 +7,7 @@ a rank has died: who leaves says so in the group's store, and who reads that abo
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
 from collections.abc import Sequence
@@ -19,8 +21,11 @@ from torch.distributed.distributed_c10d import PrefixStore, Store
 
 from whalepod.core.clock import SYSTEM_CLOCK, Clock, Deadline
 
+from .peer_memory import PeerMemory, place_of_process, share_memory
 from .process_group import ProcessGroupTransport
 from .transport import GroupBrokenError
+
+log = logging.getLogger(__name__)
 
 WATCH_S = 0.05
 QUERY_S = 2e-5
@@ -47,6 +52,7 @@ class NcclTransport:
         self._device = device
         self._timeout_s = timeout_s
         self._clock = clock
+        self._shared: list[PeerMemory] = []
         self._closing = threading.Lock()
         self._closed = threading.Event()
         self._watcher = threading.Thread(target=self._watch, name="nccl-watcher", daemon=True)
@@ -107,6 +113,32 @@ class NcclTransport:
     def gather(self, values: Tensor) -> Tensor:
         return self._votes.gather(values)
 
+    def share_memory(self, bytes_each: int) -> PeerMemory | None:
+        """None: not all ranks are processes of one machine whose GPUs reach each other's memory. Raises
+        GroupBrokenError."""
+        name = f"memory{len(self._shared)}"
+        try:
+            self._store.set(f"{name}/{self.rank}", place_of_process().encode())
+            places = {bytes(self._store.get(f"{name}/{rank}")) for rank in range(self.size)}
+        except RuntimeError as error:
+            raise GroupBrokenError(f"the group broke: {error}") from None
+        memory = self._try_to_share(name, bytes_each) if len(places) == 1 and self.size > 1 else None
+        if int(self.gather(torch.tensor([int(memory is not None)])).min()) == 0 or memory is None:
+            return None
+        with self._closing:
+            self._shared.append(memory)
+            if self._closed.is_set():
+                memory.end()
+        return memory
+
+    def _try_to_share(self, name: str, bytes_each: int) -> PeerMemory | None:
+        store = PrefixStore(f"{name}/handles", self._store)
+        try:
+            return share_memory(store, rank=self.rank, size=self.size, bytes_each=bytes_each, device=self._device)
+        except RuntimeError as error:
+            log.warning("experts exchange rows through NCCL alone: %s", error)
+            return None
+
     def settle(self) -> None:
         event = torch.cuda.Event()
         event.record()
@@ -126,6 +158,8 @@ class NcclTransport:
             if self._closed.is_set():
                 return
             self._closed.set()
+            for memory in self._shared:
+                memory.end()
         self._votes.close()
         try:
             self._store.set(GONE, b"1")

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from whalepod.core.clock import Clock
 
+from .peer_memory import PeerMemory
 from .transport import Transport
 
 
@@ -32,6 +33,9 @@ class TimedTransport:
 
     def gather(self, values: Tensor) -> Tensor:
         return self._inner.gather(values)
+
+    def share_memory(self, bytes_each: int) -> PeerMemory | None:
+        return self._inner.share_memory(bytes_each)
 
     def settle(self) -> None:
         started_s, self.computing_since_s = self._clock.monotonic_s(), None

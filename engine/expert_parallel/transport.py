@@ -13,6 +13,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from .peer_memory import PeerMemory
+
 
 class GroupBrokenError(Exception):
     """A rank of the group is gone or the group was closed: nothing can be exchanged any more."""
@@ -34,6 +36,10 @@ class Transport(Protocol):
 
     def gather(self, values: Tensor) -> Tensor:
         """values [n] int64 of this rank, on the host -> [size, n] of all."""
+        ...
+
+    def share_memory(self, bytes_each: int) -> PeerMemory | None:
+        """So many bytes of every rank that all can write to from their devices; None: they cannot."""
         ...
 
     def settle(self) -> None:
@@ -94,6 +100,9 @@ class MemoryTransport:
         gathered = torch.stack([box for box in hub.boxes if box is not None])
         self._meet()
         return gathered
+
+    def share_memory(self, bytes_each: int) -> None:
+        """There is no device."""
 
     def settle(self) -> None:
         """Every exchange has settled when it returns."""

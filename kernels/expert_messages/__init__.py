@@ -1,9 +1,11 @@
 """Messages of one size between ranks that share experts: rows go to their experts' ranks, outputs come back.
 
-    pack ─▶ one message for each rank ─▶ unpack ─▶ experts ─▶ outputs, one for each place ─▶ gather_sum
+    pack ─▶ a message for each rank ─▶ exchange ─▶ unpack ─▶ experts ─▶ an output for each pair ─▶ exchange ─▶ sum
+    put_rows ─▶ in each rank's inbox ─▶ meet ─▶ unpack ─▶ experts ─▶ put_outputs ─▶ in inboxes ─▶ meet ─▶ sum
 
-A message is 16 bytes, the number of rows as int32 in their front; a slot (int32) for each place; padding to 16 bytes;
-a record for each place; padding to 16 bytes. The number of places is known beforehand, so nothing waits for a size.
+A *pair* is a row and one of its experts. A message is a slot of the receiver (int32, -1: none of its) for each pair,
+padding to 16 bytes, a record for each row, padding to 16 bytes. A row goes once to each rank that has experts for it,
+and lies at its own place, so that nothing is counted and nothing waits for a size.
 """
 
 from __future__ import annotations
@@ -15,9 +17,12 @@ from whalepod.kernels.fallbacks import note_fallback
 from whalepod.kernels.quantise import FP8_BLOCK32, PackedFormat
 
 from . import reference
-from .layout import MessageLayout, aligned_view
+from .layout import Inboxes, MessageLayout, aligned_view
 
-__all__ = ["MessageLayout", "aligned_view", "decode", "encode", "gather_sum", "pack", "unpack"]
+__all__ = [
+    "Inboxes", "MessageLayout", "aligned_view", "decode", "encode", "gather_sum", "meet", "pack", "put_outputs",
+    "put_rows", "travels_in_triton", "unpack",
+]  # fmt: skip
 
 
 def encode(x: Tensor, layout: MessageLayout) -> Tensor:
@@ -31,7 +36,7 @@ def encode(x: Tensor, layout: MessageLayout) -> Tensor:
 
 def decode(records: Tensor, layout: MessageLayout) -> Tensor:
     """The other way; exact."""
-    if records.is_cuda and layout.dtype == torch.bfloat16 and layout.packed == FP8_BLOCK32:
+    if records.is_cuda and travels_in_triton(layout):
         from . import triton_kernel
 
         return triton_kernel.decode(records, layout.width, layout.dtype)
@@ -43,11 +48,11 @@ def pack(
 ) -> tuple[Tensor, Tensor]:
     """x [rows, width]; ids [rows, chosen] int64 of their experts; rank and slot of every expert's replicas [experts,
     replicas], and how many there are [experts], int64; `size` ranks, of which this is `source`
-    -> messages [size, layout.message_bytes] uint8, and the place of every pair, receiver · layout.places + place in its
-    message, [rows, chosen] int64.
+    -> messages [size, layout.message_bytes] uint8, and where every pair's output comes back, receiver · layout.pairs +
+    pair, [rows, chosen] int64.
 
-    Of an expert's replicas the pair takes number (row + source) mod their count. A row goes once for each of its
-    experts. Bytes behind a message's last row are left open.
+    Of an expert's replicas the pair takes number (row + source) mod their count. Bytes of rows that do not go to a
+    receiver are left open.
     """
     if _in_triton(x, layout.packed):
         from . import triton_kernel
@@ -57,9 +62,10 @@ def pack(
 
 
 def unpack(messages: Tensor, layout: MessageLayout, *, absent: int) -> tuple[Tensor, Tensor]:
-    """messages [size, layout.message_bytes] uint8 -> rows [size · places, width] in layout.dtype, and their slots
-    [size · places] int64, `absent` where a place is empty; what is in such a row is left open."""
-    if messages.is_cuda and layout.dtype == torch.bfloat16 and layout.packed == FP8_BLOCK32:
+    """messages [size, layout.message_bytes] uint8 -> rows [size · layout.rows, width] in layout.dtype, and the slots of
+    their pairs [size · layout.pairs] int64, `absent` for pairs of other ranks; a row that has no other pairs is left
+    open."""
+    if messages.is_cuda and travels_in_triton(layout):
         from . import triton_kernel
 
         return triton_kernel.unpack(messages, layout, absent=absent)
@@ -75,6 +81,47 @@ def gather_sum(outputs: Tensor, places: Tensor, weights: Tensor) -> Tensor:
 
         return triton_kernel.gather_sum(outputs, places, weights)
     return reference.gather_sum(outputs, places, weights)
+
+
+def put_rows(
+    x: Tensor,
+    ids: Tensor,
+    table: tuple[Tensor, Tensor, Tensor],
+    layout: MessageLayout,
+    inboxes: Inboxes,
+    *,
+    source: int,
+) -> None:
+    """What `pack` makes of the same goes to where the receivers' `Inboxes.messages` are. On a GPU, for layouts that
+    travel in Triton."""
+    from . import triton_kernel
+
+    triton_kernel.put_rows(x, ids, table, layout, inboxes, source=source)
+
+
+def put_outputs(outputs: Tensor, slots: Tensor, layout: MessageLayout, inboxes: Inboxes, *, absent: int) -> None:
+    """outputs [size · layout.pairs, width] float32 of the pairs that `unpack` gave, and their slots -> each goes to
+    where the `Inboxes.outputs` of the rank that has the row are, at its pair; nothing comes of those that are
+    `absent`."""
+    from . import triton_kernel
+
+    triton_kernel.put_outputs(outputs, slots, layout, inboxes, absent=absent)
+
+
+def meet(signals: Tensor, own: Tensor, round_number: Tensor, ended: Tensor, *, rank: int) -> None:
+    """Queue that this device waits until all others have come as far: what they put before is then here.
+
+    `signals` [ranks] int64, addresses of every rank's `own` [ranks] int32, which begin as zeros, as does `round_number`
+    [1] int32; `ended` [1] int32 in the host's pinned memory: set it to let go of a device that waits.
+    """
+    from . import triton_kernel
+
+    triton_kernel.meet(signals, own, round_number, ended, rank=rank)
+
+
+def travels_in_triton(layout: MessageLayout) -> bool:
+    """On a GPU."""
+    return layout.dtype == torch.bfloat16 and layout.packed == FP8_BLOCK32
 
 
 def _in_triton(x: Tensor, packed: PackedFormat | None) -> bool:

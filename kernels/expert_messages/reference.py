@@ -7,9 +7,7 @@ from torch import Tensor
 
 from whalepod.kernels.experts import combine_outputs
 
-from .layout import HEAD_BYTES, SLOT_BYTES, MessageLayout, aligned_view
-
-FIRST_SLOT = HEAD_BYTES // SLOT_BYTES
+from .layout import ABSENT, MessageLayout, aligned_view
 
 
 def pack(
@@ -17,24 +15,21 @@ def pack(
 ) -> tuple[Tensor, Tensor]:
     ranks, slots, counts = table
     replica = (torch.arange(len(ids), device=ids.device).unsqueeze(1) + source) % counts[ids]
-    receiver = ranks[ids, replica].flatten()
-    going = (receiver.unsqueeze(1) == torch.arange(size, device=x.device)).to(torch.int32)  # [pairs, receivers]
-    place = going.cumsum(0).gather(1, receiver.unsqueeze(1)).squeeze(1) - 1
-    heads = torch.zeros(size, layout.body_start // SLOT_BYTES, dtype=torch.int32, device=x.device)
-    heads[:, 0] = going.sum(0)
-    heads[receiver, place + FIRST_SLOT] = slots[ids, replica].flatten().to(torch.int32)
+    receiver = ranks[ids, replica]
+    heads = torch.full((size, layout.body_start // 4), ABSENT, dtype=torch.int32, device=x.device)
+    pair = torch.arange(ids.numel(), device=ids.device)
+    heads[receiver.flatten(), pair] = slots[ids, replica].flatten().to(torch.int32)
     messages = torch.zeros(size, layout.message_bytes, dtype=torch.uint8, device=x.device)
     messages[:, : layout.body_start] = heads.view(torch.uint8)
-    _body(messages, layout)[receiver, place] = encode(x, layout).repeat_interleave(ids.shape[1], dim=0)
-    return messages, (receiver * layout.places + place).view(ids.shape)
+    _body(messages, layout)[:, : len(x)] = encode(x, layout)
+    return messages, receiver * layout.pairs + pair.view(ids.shape)
 
 
 def unpack(messages: Tensor, layout: MessageLayout, *, absent: int) -> tuple[Tensor, Tensor]:
     heads = messages[:, : layout.body_start].contiguous().view(torch.int32)
-    empty = torch.arange(layout.places, device=messages.device) >= heads[:, :1]
-    slots = heads[:, FIRST_SLOT : FIRST_SLOT + layout.places].masked_fill(empty, absent)
+    slots = heads[:, : layout.pairs].flatten().to(torch.int64)
     rows = decode(_body(messages, layout).reshape(-1, layout.row_bytes), layout)
-    return rows, slots.flatten().to(torch.int64)
+    return rows, slots.masked_fill(slots == ABSENT, absent)
 
 
 def encode(x: Tensor, layout: MessageLayout) -> Tensor:
@@ -54,6 +49,6 @@ def gather_sum(outputs: Tensor, places: Tensor, weights: Tensor) -> Tensor:
 
 
 def _body(messages: Tensor, layout: MessageLayout) -> Tensor:
-    """[size, places, row_bytes], a view."""
-    end = layout.body_start + layout.places * layout.row_bytes
-    return messages[:, layout.body_start : end].unflatten(1, (layout.places, layout.row_bytes))
+    """[size, rows, row_bytes], a view."""
+    end = layout.body_start + layout.rows * layout.row_bytes
+    return messages[:, layout.body_start : end].unflatten(1, (layout.rows, layout.row_bytes))

@@ -1,4 +1,8 @@
-"""Messages in Triton, for bfloat16 rows that travel in FP8: nothing waits for the host, so that a graph can hold it."""
+"""Messages in Triton, for bfloat16 rows that travel in FP8: nothing waits for the host, so that a graph can hold it.
+
+Where ranks write to each other's memory, kernels are given addresses as numbers; what is written to another device is
+seen there after `meet_kernel`, whose signals are written behind it and read before what came.
+"""
 
 from __future__ import annotations
 
@@ -9,76 +13,168 @@ from torch import Tensor
 
 from whalepod.kernels.packing_kernel import chunk_of, e4m3_bytes, e4m3_values, power_of_two, power_of_two_exponent
 
-from .layout import MessageLayout
+from .layout import Inboxes, MessageLayout
 
 GROUP = tl.constexpr(32)
 TARGET_MIN = tl.constexpr(1e-4 / 448.0)
-FIRST_SLOT = tl.constexpr(4)
+ABSENT = tl.constexpr(-1)
+PROGRAMS_MAX = 1056
+"""Of kernels that walk over pairs, most of which may be absent: eight for each multiprocessor of an H200."""
+POLLS_BETWEEN_LOOKS = tl.constexpr(128)
+"""At the host's memory, which is far."""
 
 
 @triton.jit
-def route_kernel(
+def _pointer(addresses, index, dtype: tl.constexpr):
+    return tl.multiple_of(tl.load(addresses + index).to(tl.pointer_type(dtype)), 16)
+
+
+@triton.jit
+def _message(messages, addresses, receiver, source, message_bytes, PEERS: tl.constexpr):
+    if PEERS:
+        return _pointer(addresses, receiver, tl.uint8) + source * message_bytes
+    else:
+        return messages + receiver * message_bytes
+
+
+@triton.jit
+def _record(x, row, width, BLOCK: tl.constexpr):
+    """Piece `program_id(1)` of a row: codes [BLOCK] and exponent bytes [BLOCK / 32]."""
+    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    grouped = tl.load(x + row * width + column, mask=column < width, other=0.0).to(tl.float32)
+    grouped = grouped.reshape(BLOCK // GROUP, GROUP)
+    exponent = power_of_two_exponent(tl.maximum(tl.max(tl.abs(grouped), 1) / 448.0, TARGET_MIN))
+    codes = e4m3_bytes(tl.clamp(grouped * power_of_two(254 - exponent)[:, None], -448.0, 448.0))
+    return codes.reshape(BLOCK), exponent.to(tl.uint8)
+
+
+@triton.jit
+def _store_record(record, codes, exponents, width, BLOCK: tl.constexpr):
+    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(record + column, codes, mask=column < width)
+    group = tl.program_id(1) * (BLOCK // GROUP) + tl.arange(0, BLOCK // GROUP)
+    tl.store(record + width + group, exponents, mask=group < width // GROUP)
+
+
+@triton.jit
+def pack_kernel(
+    x,
     ids,
     ranks,
     slots,
     counts,
     messages,
+    addresses,
     places,
-    pairs,
-    chosen,
+    count,
+    room,
+    size,
     source,
     replicas,
-    room,
-    message_ints,
-    PAIRS: tl.constexpr,
+    width,
+    message_bytes,
+    body_start,
+    row_bytes,
+    CHOSEN: tl.constexpr,
+    CHOICES: tl.constexpr,
+    PEERS: tl.constexpr,
+    BLOCK: tl.constexpr,
 ):
-    """Program (receiver): heads of its message, and the places of its pairs, in the order of rows and choices."""
-    receiver = tl.program_id(0)
-    pair = tl.arange(0, PAIRS)
-    there = pair < pairs
-    expert = tl.load(ids + pair, mask=there, other=0)
-    replica = expert * replicas + (pair // chosen + source) % tl.load(counts + expert)
-    mine = there & (tl.load(ranks + replica) == receiver)
-    place = tl.cumsum(mine.to(tl.int32), 0) - 1
-    head = messages + receiver.to(tl.int64) * message_ints
-    tl.store(places + pair, (receiver * room + place).to(tl.int64), mask=mine)
-    tl.store(head + FIRST_SLOT + place, tl.load(slots + replica).to(tl.int32), mask=mine)
-    tl.store(head, tl.sum(mine.to(tl.int32), 0))
+    """Program (row, piece of it), for as many rows as there is room for: its record, and its pairs' slots. With PEERS
+    messages begin `source` messages behind the receivers' `addresses`, and no places are written."""
+    row = tl.program_id(0)
+    choice = tl.arange(0, CHOICES)
+    real = (choice < CHOSEN) & (row < count)
+    expert = tl.load(ids + row * CHOSEN + choice, mask=real, other=0)
+    replica = expert * replicas + (row + source) % tl.load(counts + expert)
+    receiver = tl.where(real, tl.load(ranks + replica).to(tl.int32), -1)
+    pair = row * CHOSEN + choice
+    if tl.program_id(1) == 0:
+        slot = tl.load(slots + replica).to(tl.int32)
+        if not PEERS:
+            tl.store(places + pair, (receiver * (room * CHOSEN) + pair).to(tl.int64), mask=real)
+        for other in range(size):
+            head = _message(messages, addresses, other, source, message_bytes, PEERS).to(tl.pointer_type(tl.int32))
+            tl.store(head + pair, tl.where(receiver == other, slot, ABSENT), mask=choice < CHOSEN)
+    if row < count:
+        codes, exponents = _record(x, row.to(tl.int64), width, BLOCK)
+        for number in tl.static_range(CHOSEN):
+            other = tl.sum(tl.where(choice == number, receiver, 0), 0)
+            sent = tl.sum(((choice < number) & (receiver == other)).to(tl.int32), 0)
+            if sent == 0:
+                message = _message(messages, addresses, other, source, message_bytes, PEERS)
+                _store_record(message + body_start + row * row_bytes, codes, exponents, width, BLOCK)
 
 
 @triton.jit
-def pack_kernel(x, places, messages, width, chosen, room, message_bytes, body_start, row_bytes, BLOCK: tl.constexpr):
-    """Program (pair, piece of the row): its record."""
-    pair = tl.program_id(0)
-    place = tl.load(places + pair)
-    record = messages + (place // room) * message_bytes + body_start + (place % room) * row_bytes
-    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    row = (pair // chosen).to(tl.int64)
-    grouped = tl.load(x + row * width + column, mask=column < width, other=0.0).to(tl.float32)
-    grouped = grouped.reshape(BLOCK // GROUP, GROUP)
-    exponent = power_of_two_exponent(tl.maximum(tl.max(tl.abs(grouped), 1) / 448.0, TARGET_MIN))
-    codes = e4m3_bytes(tl.clamp(grouped * power_of_two(254 - exponent)[:, None], -448.0, 448.0))
-    tl.store(record + column, codes.reshape(BLOCK), mask=column < width)
-    group = tl.program_id(1) * (BLOCK // GROUP) + tl.arange(0, BLOCK // GROUP)
-    tl.store(record + width + group, exponent.to(tl.uint8), mask=group < width // GROUP)
+def encode_kernel(x, records, width, row_bytes, BLOCK: tl.constexpr):
+    """Program (row, piece of it)."""
+    row = tl.program_id(0).to(tl.int64)
+    codes, exponents = _record(x, row, width, BLOCK)
+    _store_record(records + row * row_bytes, codes, exponents, width, BLOCK)
 
 
 @triton.jit
 def unpack_kernel(
-    messages, heads, rows, slots, absent, width, room, message_bytes, body_start, row_bytes, BLOCK: tl.constexpr
+    messages,
+    heads,
+    rows,
+    slots,
+    absent,
+    width,
+    room,
+    message_bytes,
+    body_start,
+    row_bytes,
+    CHOSEN: tl.constexpr,
+    CHOICES: tl.constexpr,
+    BLOCK: tl.constexpr,
 ):
-    """Program (place, piece of the row). `heads`: the messages as int32."""
+    """Program (sender and row, piece of it). `heads`: the messages as int32."""
     place = tl.program_id(0)
     sender = (place // room).to(tl.int64)
-    within = place % room
-    head = heads + sender * (message_bytes // 4)
-    there = within < tl.load(head)
+    row = place % room
+    choice = tl.arange(0, CHOICES)
+    own = heads + sender * (message_bytes // 4) + row * CHOSEN
+    slot = tl.load(own + choice, mask=choice < CHOSEN, other=ABSENT)
     if tl.program_id(1) == 0:
-        slot = tl.load(head + FIRST_SLOT + within, mask=there, other=0)
-        tl.store(slots + place, tl.where(there, slot, absent).to(tl.int64))
-    if there:
-        record = messages + sender * message_bytes + body_start + within.to(tl.int64) * row_bytes
+        pair = place.to(tl.int64) * CHOSEN + choice
+        tl.store(slots + pair, tl.where(slot == ABSENT, absent, slot).to(tl.int64), mask=choice < CHOSEN)
+    if tl.max(slot, 0) != ABSENT:
+        record = messages + sender * message_bytes + body_start + row.to(tl.int64) * row_bytes
         _decode(record, rows + place.to(tl.int64) * width, width, BLOCK)
+
+
+@triton.jit
+def put_outputs_kernel(outputs, slots, addresses, pairs, each, outputs_start, absent, width, BLOCK: tl.constexpr):
+    """Program (one of several, piece of the row) walks over pairs: an output goes to the rank that has its row. `each`:
+    pairs of a rank."""
+    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    for pair in range(tl.program_id(0), pairs, tl.num_programs(0)):
+        if tl.load(slots + pair) != absent:
+            part = tl.load(outputs + tl.cast(pair, tl.int64) * width + column, mask=column < width)
+            inbox = _pointer(addresses, pair // each, tl.uint8) + outputs_start
+            there = inbox.to(tl.pointer_type(tl.float32)) + tl.cast(pair % each, tl.int64) * width
+            tl.store(there + column, part, mask=column < width)
+
+
+@triton.jit
+def meet_kernel(signals, own, round_number, ended, rank, size, PEERS: tl.constexpr):
+    """One program. Numbers of rounds wrap, so that only their differences count."""
+    peer = tl.arange(0, PEERS)
+    there = peer < size
+    due = tl.load(round_number) + 1
+    pads = tl.load(signals + peer, mask=there, other=0).to(tl.pointer_type(tl.int32))
+    tl.atomic_xchg(pads + rank, peer * 0 + due, mask=there, sem="release", scope="sys")
+    tl.store(round_number, due)
+    behind, polls = due * 0 + 1, due * 0
+    while behind > 0:
+        seen = tl.atomic_add(own + peer, peer * 0, mask=there, sem="acquire", scope="sys")
+        behind = tl.max(tl.where(there, due - seen, 0), 0)
+        polls += 1
+        if polls % POLLS_BETWEEN_LOOKS == 0:  # noqa: SIM102  the second condition is read from the host's memory
+            if tl.load(ended, volatile=True) != 0:
+                behind = due * 0
 
 
 @triton.jit
@@ -116,29 +212,91 @@ def pack(
     x: Tensor, ids: Tensor, table: tuple[Tensor, Tensor, Tensor], layout: MessageLayout, *, source: int, size: int
 ) -> tuple[Tensor, Tensor]:
     """As `whalepod.kernels.expert_messages.pack`, on a GPU, or in Triton's interpreter."""
-    ranks, slots, counts = table
-    rows, chosen = ids.shape
     messages = torch.empty(size, layout.message_bytes, dtype=torch.uint8, device=x.device)
-    places = torch.empty(rows, chosen, dtype=torch.int64, device=x.device)
-    pairs = rows * chosen
-    route_kernel[(size,)](
+    places = torch.empty(ids.shape, dtype=torch.int64, device=x.device)
+    _pack(x, ids, table, layout, source=source, size=size, messages=messages, places=places, addresses=None)
+    return messages, places
+
+
+def put_rows(
+    x: Tensor,
+    ids: Tensor,
+    table: tuple[Tensor, Tensor, Tensor],
+    layout: MessageLayout,
+    inboxes: Inboxes,
+    *,
+    source: int,
+) -> None:
+    """As `whalepod.kernels.expert_messages.put_rows`."""
+    addresses = inboxes.addresses
+    inboxes.messages(layout)  # asserts that there is room
+    _pack(x, ids, table, layout, source=source, size=len(addresses), messages=None, places=None, addresses=addresses)
+
+
+def _pack(
+    x: Tensor,
+    ids: Tensor,
+    table: tuple[Tensor, Tensor, Tensor],
+    layout: MessageLayout,
+    *,
+    source: int,
+    size: int,
+    messages: Tensor | None,
+    places: Tensor | None,
+    addresses: Tensor | None,
+) -> None:
+    ranks, slots, counts = table
+    assert len(ids) <= layout.rows, (len(ids), layout.rows)
+    assert ids.shape[1] == layout.chosen, (ids.shape, layout.chosen)
+    block = chunk_of(layout.width)
+    pack_kernel[(layout.rows, triton.cdiv(layout.width, block))](
+        x.contiguous(),
         ids.contiguous(),
         ranks,
         slots,
         counts,
-        messages.view(torch.int32),
+        messages,
+        addresses,
         places,
-        pairs,
-        chosen,
+        len(ids),
+        layout.rows,
+        size,
         source,
         ranks.shape[1],
-        layout.places,
-        layout.message_bytes // 4,
-        PAIRS=max(32, triton.next_power_of_2(pairs)),
-        num_warps=8,
+        layout.width,
+        layout.message_bytes,
+        layout.body_start,
+        layout.row_bytes,
+        CHOSEN=layout.chosen,
+        CHOICES=triton.next_power_of_2(layout.chosen),
+        PEERS=addresses is not None,
+        BLOCK=block,
+        num_warps=2,
     )
-    _write_records(x, places, chosen, messages, layout)
-    return messages, places
+
+
+def put_outputs(outputs: Tensor, slots: Tensor, layout: MessageLayout, inboxes: Inboxes, *, absent: int) -> None:
+    """As `whalepod.kernels.expert_messages.put_outputs`."""
+    inboxes.outputs(layout)  # asserts that there is room
+    pairs, block = len(slots), chunk_of(layout.width)
+    put_outputs_kernel[(min(pairs, PROGRAMS_MAX), triton.cdiv(layout.width, block))](
+        outputs,
+        slots,
+        inboxes.addresses,
+        pairs,
+        layout.pairs,
+        inboxes.outputs_start,
+        absent,
+        layout.width,
+        BLOCK=block,
+        num_warps=4,
+    )
+
+
+def meet(signals: Tensor, own: Tensor, round_number: Tensor, ended: Tensor, *, rank: int) -> None:
+    """As `whalepod.kernels.expert_messages.meet`."""
+    size = len(signals)
+    meet_kernel[(1,)](signals, own, round_number, ended, rank, size, PEERS=triton.next_power_of_2(size), num_warps=1)
 
 
 def encode(x: Tensor) -> Tensor:
@@ -147,9 +305,8 @@ def encode(x: Tensor) -> Tensor:
     records = torch.empty(rows, width + width // 32, dtype=torch.uint8, device=x.device)
     if rows:
         block = chunk_of(width)
-        places = torch.arange(rows, device=x.device)
-        pack_kernel[(rows, triton.cdiv(width, block))](
-            x.contiguous(), places, records, width, 1, rows, 0, 0, records.shape[1], BLOCK=block, num_warps=2
+        encode_kernel[(rows, triton.cdiv(width, block))](
+            x.contiguous(), records, width, records.shape[1], BLOCK=block, num_warps=2
         )
     return records
 
@@ -165,30 +322,11 @@ def decode(records: Tensor, width: int, dtype: torch.dtype) -> Tensor:
     return rows
 
 
-def _write_records(x: Tensor, places: Tensor, chosen: int, messages: Tensor, layout: MessageLayout) -> None:
-    if places.numel() == 0:
-        return
-    block = chunk_of(layout.width)
-    pack_kernel[(places.numel(), triton.cdiv(layout.width, block))](
-        x.contiguous(),
-        places,
-        messages,
-        layout.width,
-        chosen,
-        layout.places,
-        layout.message_bytes,
-        layout.body_start,
-        layout.row_bytes,
-        BLOCK=block,
-        num_warps=2,
-    )
-
-
 def unpack(messages: Tensor, layout: MessageLayout, *, absent: int) -> tuple[Tensor, Tensor]:
     """As `whalepod.kernels.expert_messages.unpack`, for the same."""
-    places = len(messages) * layout.places
+    places = len(messages) * layout.rows
     rows = torch.empty(places, layout.width, dtype=layout.dtype, device=messages.device)
-    slots = torch.empty(places, dtype=torch.int64, device=messages.device)
+    slots = torch.empty(places * layout.chosen, dtype=torch.int64, device=messages.device)
     block = chunk_of(layout.width)
     unpack_kernel[(places, triton.cdiv(layout.width, block))](
         messages,
@@ -197,10 +335,12 @@ def unpack(messages: Tensor, layout: MessageLayout, *, absent: int) -> tuple[Ten
         slots,
         absent,
         layout.width,
-        layout.places,
+        layout.rows,
         layout.message_bytes,
         layout.body_start,
         layout.row_bytes,
+        CHOSEN=layout.chosen,
+        CHOICES=triton.next_power_of_2(layout.chosen),
         BLOCK=block,
         num_warps=2,
     )

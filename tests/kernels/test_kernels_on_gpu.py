@@ -16,7 +16,16 @@ from whalepod.kernels.candidates import candidate_blocks, candidate_scores, entr
 from whalepod.kernels.candidates import reference as candidates_reference
 from whalepod.kernels.engram_gate import let_in
 from whalepod.kernels.engram_gate import reference as gate_reference
-from whalepod.kernels.expert_messages import MessageLayout, gather_sum, pack, unpack
+from whalepod.kernels.expert_messages import (
+    Inboxes,
+    MessageLayout,
+    gather_sum,
+    meet,
+    pack,
+    put_outputs,
+    put_rows,
+    unpack,
+)
 from whalepod.kernels.expert_messages import reference as messages_reference
 from whalepod.kernels.experts import combine_outputs, dense_expert, expert_outputs, routed_experts
 from whalepod.kernels.experts import reference as experts_reference
@@ -244,14 +253,50 @@ def test_messages_to_experts(rows: int) -> None:
     x, ids = bf16(rows, HIDDEN), draw(rows, 96, seed=1).argsort(dim=1)[:, :6]
     placement = even_placement(96, 4, redundant=8)
     table = placement.table_on(x.device)
-    layout = MessageLayout(6 * 512, HIDDEN, torch.bfloat16, FP8_BLOCK32)
+    layout = MessageLayout(512, 6, HIDDEN, torch.bfloat16, FP8_BLOCK32)
     messages, places = pack(x, ids, table, layout, source=1, size=4)
     ours, slots = unpack(messages, layout, absent=99)
     wanted, wanted_places = messages_reference.pack(x, ids, table, layout, source=1, size=4)
     wanted_rows, wanted_slots = messages_reference.unpack(wanted, layout, absent=99)
     assert torch.equal(places, wanted_places)
     assert torch.equal(slots, wanted_slots)
-    assert torch.equal(ours[slots < 99], wanted_rows[slots < 99])
+    there = (slots < 99).view(-1, 6).any(dim=1)
+    assert torch.equal(ours[there], wanted_rows[there])
+
+
+def test_rows_and_outputs_written_to_where_they_are_read() -> None:
+    """Ranks' memories are all on this device; what they write is what they would have exchanged."""
+    size, layout = 2, MessageLayout(48, 6, HIDDEN, torch.bfloat16, FP8_BLOCK32)
+    outputs_start, total = Inboxes.room(layout, size)
+    memory = [torch.zeros(total + 16 * size, dtype=torch.uint8, device="cuda") for _ in range(size)]
+    addresses = torch.tensor([each.data_ptr() for each in memory], device="cuda")
+    inboxes = [Inboxes(addresses, own, outputs_start) for own in memory]
+    table = even_placement(96, size).table_on(torch.device("cuda"))
+    drawn = [(bf16(rows, HIDDEN, seed=rows), draw(rows, 96, seed=1).argsort(dim=1)[:, :6]) for rows in (48, 7)]
+    for source, (x, ids) in enumerate(drawn):
+        put_rows(x, ids, table, layout, inboxes[source], source=source)
+    signals = addresses + total
+    round_number = torch.zeros(1, dtype=torch.int32, device="cuda")
+    ended = torch.zeros(1, dtype=torch.int32, pin_memory=True)
+    pads = [own[total : total + 4 * size].view(torch.int32) for own in memory]
+    pads[0].fill_(1)
+    meet(signals, pads[0], round_number, ended, rank=0)
+    ended.fill_(1)
+    meet(signals, pads[0], round_number, ended, rank=0)  # nobody comes, and it is told so
+    assert [pad.tolist() for pad in pads] == [[2, 1], [2, 0]]
+    packed = [messages_reference.pack(*each, table, layout, source=n, size=size) for n, each in enumerate(drawn)]
+    made = []
+    for rank in range(size):
+        rows, slots = unpack(inboxes[rank].messages(layout), layout, absent=99)
+        wanted = torch.stack([messages[rank] for messages, _ in packed])
+        wanted_rows, wanted_slots = messages_reference.unpack(wanted, layout, absent=99)
+        there = (slots < 99).view(-1, 6).any(dim=1)
+        assert torch.equal(slots, wanted_slots) and torch.equal(rows[there], wanted_rows[there])
+        made.append(draw(size * layout.pairs, HIDDEN, seed=rank))
+        put_outputs(made[rank], slots, layout, inboxes[rank], absent=99)
+    for source, (_, places) in enumerate(packed):
+        back = torch.cat([outputs.view(size, layout.pairs, HIDDEN)[source] for outputs in made])
+        assert torch.equal(inboxes[source].outputs(layout)[: places.numel()], back[places.flatten()])
 
 
 def test_products() -> None:
