@@ -168,7 +168,9 @@ class GroupMembership:
 
     # For the event loop.
 
-    def describe(self) -> group_pb2.ProbeResponse:
+    def describe(self, asker: int) -> group_pb2.ProbeResponse:
+        """For another rank, `asker`."""
+        self._peers.heard_from(asker)
         place = self._place
         return group_pb2.ProbeResponse(
             incarnation=self._incarnation,
@@ -217,18 +219,15 @@ class GroupMembership:
             working = next((peer for peer, answer in answers.items() if answer.running), None)
             leader = min((self._peers.index, *answers))
             known = max((self._epoch, *(answer.epoch for answer in answers.values())))
-            if working is not None:
-                await self._peers.join(working, own, timeout_s=self._options.gather_patience_s)
-            elif known == 0 and len(answers) + 1 < self._peers.size and not start.expired:
-                pass  # the pool is starting
-            elif leader == self._peers.index:
+            starting = known == 0 and len(answers) + 1 < self._peers.size and not start.expired
+            asked = leader if working is None else working
+            group = None
+            if asked == self._peers.index and not starting:
                 group = await self._lead(own, answers, known + 1)
-                if group is not None:
-                    return group
-            else:
-                group = await self._peers.join(leader, own, timeout_s=2 * self._options.gather_patience_s)
-                if group is not None:
-                    return group
+            elif working is not None or not starting:  # whoever works may have begun to lead since it was probed
+                group = await self._peers.join(asked, own, timeout_s=2 * self._options.gather_patience_s)
+            if group is not None:
+                return group
             await asyncio.sleep(self._options.pause_s)
         raise MembershipEndedError
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any
 
 import grpc
@@ -69,9 +69,15 @@ class GroupPeers:
 
     def wake(self, peers: Sequence[int], epoch: int, round_number: int) -> None:
         for peer in peers:
-            task = asyncio.create_task(self._wake(peer, epoch, round_number))
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+            self._run(self._wake(peer, epoch, round_number))
+
+    def heard_from(self, peer: int) -> None:
+        """It is there, whatever the channel to it remembers of its absence: for up to a second that would not even try
+        to connect, and groups would form without a rank that asks to join."""
+        channel = self._channels.get(peer)
+        if channel is not None and channel.get_state() is grpc.ChannelConnectivity.TRANSIENT_FAILURE:
+            del self._channels[peer]
+            self._run(channel.close())
 
     async def close(self) -> None:
         for task in list(self._tasks):

@@ -33,7 +33,7 @@ class GroupServicer(group_pb2_grpc.GroupServiceServicer):
 
     async def Probe(self, request: group_pb2.ProbeRequest, context: Context) -> group_pb2.ProbeResponse:  # noqa: N802
         await self._verify(request, context)
-        return self._membership.describe()
+        return self._membership.describe(request.index)
 
     async def Join(self, request: group_pb2.JoinRequest, context: Context) -> group_pb2.JoinResponse:  # noqa: N802
         await self._verify(request, context)
