@@ -41,6 +41,12 @@ class Channels:
             opened = self._opened[key] = _Opened(open_channel(address, self._tls), version)
         return opened.channel
 
+    def try_again(self, key: Hashable) -> None:
+        """The process is there: a channel that has failed to reach it would not even try for up to a second."""
+        opened = self._opened.get(key)
+        if opened is not None and opened.channel.get_state() is grpc.ChannelConnectivity.TRANSIENT_FAILURE:
+            self._close_later(self._opened.pop(key))
+
     def close_all_but(self, keep: Collection[Hashable]) -> None:
         """Calls that are under way on the others end first."""
         for key in [key for key in self._opened if key not in keep]:

@@ -15,10 +15,12 @@ import logging
 from collections.abc import Coroutine, Mapping
 from concurrent.futures import CancelledError
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
 from whalepod.core.clock import SYSTEM_CLOCK, Clock, Deadline
 from whalepod.core.ids import Incarnation
+from whalepod.engine.context_parallel.loop import HEAD, ContextLoop
 from whalepod.engine.expert_parallel.group_loop import Formed, Held, MembershipEndedError
 from whalepod.engine.expert_parallel.joining import Meeting, join_group
 from whalepod.engine.expert_parallel.process_group import open_store
@@ -130,6 +132,12 @@ class GroupMembership:
         others = [index for index in self._members if index != self._peers.index]
         self._loop.call_soon_threadsafe(self._peers.wake, others, epoch, round_number)
 
+    def tell_head(self, epoch: int, number: int, *, stored: bool) -> None:
+        """For any thread."""
+        if not self._stopping and not self._loop.is_closed():
+            request = group_pb2.StoredRequest(epoch=epoch, number=number, stored=stored)
+            self._loop.call_soon_threadsafe(self._peers.tell_stored, HEAD, request, partial(self._untold, epoch))
+
     def _call(self, coroutine: Coroutine[Any, Any, group_pb2.Group]) -> group_pb2.Group:
         if self._stopping or self._loop.is_closed():
             coroutine.close()
@@ -198,6 +206,15 @@ class GroupMembership:
         self._joined_changed.set()
         decided = self._leading.setdefault(request.index, self._loop.create_future())
         return await asyncio.shield(decided)
+
+    def was_stored(self, request: group_pb2.StoredRequest) -> None:
+        if isinstance(self._group_loop, ContextLoop):
+            self._group_loop.was_stored(request.epoch, request.number, stored=request.stored)
+
+    def _untold(self, epoch: int) -> None:
+        """The head waits for what it cannot be told, as long as there is this group."""
+        if self._group_loop is not None and self._epoch == epoch:
+            self._group_loop.break_group()
 
     def woken(self, epoch: int, round_number: int) -> None:
         if self._group_loop is not None:

@@ -13,7 +13,9 @@ from whalepod.rpc.group.v1 import group_pb2
 AGE_MS_MAX = 10 * 60 * 1000
 """As of registrations: clocks of machines differ. What is repeated within it does no harm."""
 
-Request = TypeVar("Request", group_pb2.ProbeRequest, group_pb2.JoinRequest, group_pb2.WakeRequest)
+Request = TypeVar(
+    "Request", group_pb2.ProbeRequest, group_pb2.JoinRequest, group_pb2.WakeRequest, group_pb2.StoredRequest
+)
 
 
 def sign(request: Request, secret: ClusterSecret, clock: Clock) -> Request:

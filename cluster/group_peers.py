@@ -14,14 +14,14 @@ from whalepod.core.credentials import ClusterSecret
 from whalepod.rpc.group.v1 import group_pb2, group_pb2_grpc
 
 from .channels import Channels
-from .group_messages import sign
+from .group_messages import Request, sign
 from .peer_tls import PeerTls
 
 log = logging.getLogger(__name__)
 
 PROBE_TIMEOUT_S = 1.0
-WAKE_TIMEOUT_S = 2.0
-WAKE_ATTEMPTS = 3
+TELL_TIMEOUT_S = 2.0
+TELL_ATTEMPTS = 3
 
 
 class GroupPeers:
@@ -72,12 +72,9 @@ class GroupPeers:
             self._run(self._wake(peer, epoch, round_number))
 
     def heard_from(self, peer: int) -> None:
-        """It is there, whatever the channel to it remembers of its absence: for up to a second that would not even try
-        to connect, and groups would form without a rank that asks to join."""
-        channel = self._channels.get(peer)
-        if channel is not None and channel.get_state() is grpc.ChannelConnectivity.TRANSIENT_FAILURE:
-            del self._channels[peer]
-            self._run(channel.close())
+        """It is there, whatever the channel to it remembers of its absence: groups would form without a rank that asks to
+        join."""
+        self._channels.try_again(self._addresses[peer])
 
     async def close(self) -> None:
         for task in list(self._tasks):
@@ -85,15 +82,34 @@ class GroupPeers:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self._channels.close()
 
+    def _run(self, call: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(call)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def tell_stored(self, peer: int, request: group_pb2.StoredRequest, on_failure: Callable[[], None]) -> None:
+        """Never waits."""
+        self._run(self._tell_stored(peer, request, on_failure))
+
     async def _wake(self, peer: int, epoch: int, round_number: int) -> None:
-        for _ in range(WAKE_ATTEMPTS):
-            request = group_pb2.WakeRequest(epoch=epoch, round=round_number)
+        request = group_pb2.WakeRequest(epoch=epoch, round=round_number)
+        await self._tell(peer, "Wake", request)
+
+    async def _tell_stored(self, peer: int, request: group_pb2.StoredRequest, on_failure: Callable[[], None]) -> None:
+        if not await self._tell(peer, "Stored", request):
+            on_failure()
+
+    async def _tell(self, peer: int, call: str, request: Request) -> bool:
+        """False: it could not be told."""
+        for _ in range(TELL_ATTEMPTS):
             try:
-                await self._stub(peer).Wake(sign(request, self._secret, self._clock), timeout=WAKE_TIMEOUT_S)
+                signed = sign(request, self._secret, self._clock)
+                await getattr(self._stub(peer), call)(signed, timeout=TELL_TIMEOUT_S)
             except grpc.aio.AioRpcError as error:
-                log.info("rank %d was not woken: %s", peer, error.details())
+                log.info("%s: rank %d was not told: %s", call, peer, error.details())
             else:
-                return
+                return True
+        return False
 
     def _stub(self, peer: int) -> Any:  # noqa: ANN401  generated stubs are untyped
         return group_pb2_grpc.GroupServiceStub(self._channels.to(self._addresses[peer]))

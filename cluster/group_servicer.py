@@ -44,7 +44,12 @@ class GroupServicer(group_pb2_grpc.GroupServiceServicer):
         self._membership.woken(request.epoch, request.round)
         return group_pb2.WakeResponse()
 
-    async def _verify(self, request: Any, context: Context) -> None:  # noqa: ANN401  any of the three
+    async def Stored(self, request: group_pb2.StoredRequest, context: Context) -> group_pb2.StoredResponse:  # noqa: N802
+        await self._verify(request, context)
+        self._membership.was_stored(request)
+        return group_pb2.StoredResponse()
+
+    async def _verify(self, request: Any, context: Context) -> None:  # noqa: ANN401  any of the four
         try:
             verify_or_raise(request, self._secret, self._clock)
         except AuthenticationError as error:

@@ -1,5 +1,5 @@
 """The side of a rank that keeps it in its group, whose ranks share the experts or divide prompts: membership, the loop
-of steps, and the metrics of both."""
+of steps, and a watch over them."""
 
 from __future__ import annotations
 
@@ -8,18 +8,17 @@ import faulthandler
 import logging
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 
 import grpc
 from prometheus_client import REGISTRY
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from whalepod.core.clock import Clock
 from whalepod.core.credentials import ClusterSecret
 from whalepod.core.errors import ConfigError, UnavailableError
 from whalepod.core.ids import Incarnation
-from whalepod.engine.context_parallel.loop import HEAD, ContextLoop, ContextShare, ContextState
+from whalepod.engine.context_parallel.loop import HEAD, ContextLoop, ContextShare
 from whalepod.engine.expert_parallel.group import GroupOptions
 from whalepod.engine.expert_parallel.group_loop import GroupLoop, GroupState, LoopOptions
 from whalepod.engine.expert_parallel.rebalancing import RebalanceOptions
@@ -27,6 +26,7 @@ from whalepod.engine.expert_parallel.seat import PooledExperts, Seat
 
 from .config import ClusterConfig
 from .group_membership import GroupMembership
+from .group_metrics import collector_of
 from .group_peers import GroupPeers
 from .group_servicer import GroupServicer
 from .peer_tls import PeerTls
@@ -84,7 +84,7 @@ class RankGroup:
         self._config = config
         self._clock = clock
         addresses, self._index = group_addresses(config, pool, index)
-        self._ranks_wanted = len(addresses)
+        self._size = len(addresses)
         peers = GroupPeers(addresses, index=self._index, secret=secret, tls=tls, clock=clock)
         self._membership = GroupMembership(
             peers, incarnation=incarnation, host=config.reachable_host, device=config.engine.device, clock=clock
@@ -135,7 +135,7 @@ class RankGroup:
         self._watchdog = asyncio.create_task(self._watch_own_steps(self.loop), name="step-watchdog")
         if not await asyncio.to_thread(self.loop.ready.wait, READY_PATIENCE_S):
             raise UnavailableError(f"this rank's group did not form within {READY_PATIENCE_S:g} s")
-        self._collector = _collector_of(self.loop, ranks_wanted=self._ranks_wanted)
+        self._collector = collector_of(self.loop, ranks_wanted=self._size)
         REGISTRY.register(self._collector)
 
     async def stop(self) -> None:
@@ -178,80 +178,3 @@ def straggler(state: GroupState) -> int | None:
     slowest = max(range(len(state.step_seconds)), key=state.step_seconds.__getitem__)
     slow = state.step_seconds[slowest] > max(2 * median, STRAGGLER_SECONDS_MIN)
     return state.members[slowest] if slow else None
-
-
-class GroupCollector(Collector):
-    """A group's state as metrics. `ranks_wanted`: as many as the settings say."""
-
-    def __init__(self, state: Callable[[], GroupState], *, ranks_wanted: int) -> None:
-        self._state = state
-        self._ranks_wanted = ranks_wanted
-
-    def collect(self) -> Iterator[Metric]:
-        state = self._state()
-        yield GaugeMetricFamily(
-            "whalepod_eplb_balancedness",
-            "Mean over maximum expert load of the ranks, at the last look.",
-            state.balancedness,
-        )
-        yield GaugeMetricFamily("whalepod_expert_group_ranks", "Ranks in this rank's expert group.", len(state.members))
-        yield GaugeMetricFamily(
-            "whalepod_expert_group_ranks_wanted", "Ranks that the group has when it is whole.", self._ranks_wanted
-        )
-        yield GaugeMetricFamily("whalepod_expert_group_epoch", "How often the pool's group has formed.", state.epoch)
-        yield GaugeMetricFamily(
-            "whalepod_expert_padded_share", "Share of a step's rows that unequal batches waste.", state.padded_share
-        )
-        yield CounterMetricFamily("whalepod_expert_rebalances", "Rebalances that moved experts.", state.rebalances)
-        yield CounterMetricFamily("whalepod_expert_group_reforms", "Times the group formed anew.", state.reforms)
-        yield CounterMetricFamily("whalepod_expert_dummy_steps", "Steps without rows here.", state.dummy_passes)
-        seconds = GaugeMetricFamily(
-            "whalepod_expert_step_seconds",
-            "What a step takes each rank beside waiting, a moving mean.",
-            labels=["rank"],
-        )
-        for index, value in zip(state.members, state.step_seconds, strict=False):
-            seconds.add_metric([str(index)], value)
-        yield seconds
-
-    def describe(self) -> list[Metric]:
-        """Names without values: registering must not ask the rank."""
-        return []
-
-
-class ContextCollector(Collector):
-    """What a group that divides prompts does, as metrics."""
-
-    def __init__(self, state: Callable[[], ContextState], *, ranks_wanted: int) -> None:
-        self._state = state
-        self._ranks_wanted = ranks_wanted
-
-    def collect(self) -> Iterator[Metric]:
-        state = self._state()
-        yield GaugeMetricFamily(
-            "whalepod_context_group_ranks", "Ranks that compute prompts with this one, itself too; 0: it forms.",
-            len(state.members),
-        )  # fmt: skip
-        yield GaugeMetricFamily(
-            "whalepod_context_group_ranks_wanted", "Ranks that the group has when it is whole.", self._ranks_wanted
-        )
-        yield CounterMetricFamily("whalepod_context_group_reforms", "Times the group formed anew.", state.reforms)
-        rows = CounterMetricFamily(
-            "whalepod_context_rows", "Rows of prompts, by whether the group divided them.", labels=["how"]
-        )
-        rows.add_metric(["divided"], state.rows_divided)
-        rows.add_metric(["alone"], state.rows_alone)
-        yield rows
-        yield CounterMetricFamily(
-            "whalepod_context_copied_bytes", "State that each other rank of the group was sent.", state.copied_bytes
-        )
-
-    def describe(self) -> list[Metric]:
-        """Names without values: registering must not ask the rank."""
-        return []
-
-
-def _collector_of(loop: GroupLoop | ContextLoop, *, ranks_wanted: int) -> Collector:
-    if isinstance(loop, ContextLoop):
-        return ContextCollector(lambda: loop.state, ranks_wanted=ranks_wanted)
-    return GroupCollector(lambda: loop.state, ranks_wanted=ranks_wanted)

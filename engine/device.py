@@ -38,8 +38,8 @@ UNKNOWN_ID = -1
 
 
 class LaunchedRows(NamedTuple):
-    """Rows of one sequence in a launched step. Of the sequence, the device uses the sampler, which is its own while
-    rows are launched, and what never changes."""
+    """Rows of one sequence in a launched step. Of the sequence, the device uses the sampler and `entrusted`, which are
+    its own while rows are launched, and what does not change meanwhile."""
 
     sequence: Sequence
     slot: Slot

@@ -110,7 +110,7 @@ class Engine:
             slots=self.memory.slots,
             deliver=deliver,
         )
-        runner = step_runner(model, caches)
+        runner = step_runner(model, caches, image, self.transfers)
         self._runner: StepRunner = runner if instrument is None else instrument(runner)
         self._pipeline = new_pipeline(
             model,
@@ -206,8 +206,8 @@ class Engine:
             return
         if isinstance(answer, Loaded):
             self._resume(sequence, self._restorer.complete(sequence, answer))
-        else:
-            self._hand_over(sequence, self._publisher.left(sequence, answer))
+        elif (handoff := self._publisher.left(sequence, answer)) is not None:
+            self._hand_over(sequence, handoff)
 
     def _grammar_ready(self, ready: GrammarReady) -> None:
         sequence = self._live(ready.request_id, ready.attempt)

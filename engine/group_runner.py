@@ -19,16 +19,20 @@ from .expert_parallel.transport import GroupBrokenError
 from .rank_model import RankModel
 from .runner import RowLogits, Runner, StepRunner
 from .saved_rings import SavedRings
+from .state_image import StateImage
+from .transfers import Transfers
 
 
-def step_runner(model: RankModel, caches: Caches) -> StepRunner:
+def step_runner(model: RankModel, caches: Caches, image: StateImage, transfers: Transfers | None) -> StepRunner:
     """What computes the steps of a rank: its network, within its group if it shares its experts or divides prompts.
-    A rank that follows another in such a group does so in `caches`: its own steps must have no rows."""
+    A rank that follows another in such a group does so in `caches`, of which `image` is: its own steps must have no
+    rows."""
     runner = Runner(model.network, caches)
     if model.context is not None:
         context = model.context
-        context.loop.follow = Follower(model.network, caches).follow
-        return ContextRunner(runner, model.network, caches, context.loop, rows_min=context.rows_min)
+        context.loop.follow = Follower(model.network, caches, image, transfers, context.loop).follow
+        stores = transfers is not None
+        return ContextRunner(runner, model.network, caches, context.loop, rows_min=context.rows_min, stores=stores)
     if model.experts is None:
         return runner
     assert model.experts.loop is not None, "a rank that shares its experts needs its group"

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from itertools import islice
 
-from whalepod.core.block_keys import BlockKey, block_key
+from whalepod.core.block_keys import BlockKey
 from whalepod.core.clock import Clock, Deadline
 from whalepod.core.ids import RequestId
 from whalepod.kvstore.client import BlockToPut
@@ -27,7 +27,7 @@ from .sequence import Sequence
 from .snapshot_format import bytes_of, mode_of
 from .state_image import StateImage
 from .state_store import HandoffWritten
-from .transfers import BlockWrite, SnapshotWrite, Transfers
+from .transfers import BlockWrite, EntrustedWrite, SnapshotWrite, Transfers
 
 TURN_LIFE_S = 600.0
 """A conversation that pauses for longer resumes by replay (`design.md` §4)."""
@@ -88,6 +88,10 @@ class Publisher:
         owner = sequence.owner if sequence.is_prefill else None
         while sequence.blocks_published < len(sequence.blocks_exact):
             depth = sequence.blocks_published
+            if owner is not None and depth in sequence.entrusted:
+                transfers.write(EntrustedWrite(owner, sequence.entrusted[depth], self._deadline(sequence)))
+                sequence.blocks_published += 1
+                continue
             block_hash = sequence.hash_of(depth, block_tokens=self._boundaries.block_tokens)
             if transfers.has_room(size, owner=owner, block=block_hash):
                 payload = self._image.export_block(sequence.blocks[depth])
@@ -122,8 +126,14 @@ class Publisher:
         leaving.snapshot_sent = True
         return None
 
-    def left(self, sequence: Sequence, written: HandoffWritten) -> Handoff:
-        """All that belongs to the hand-off was written, or could not be."""
+    def left(self, sequence: Sequence, written: HandoffWritten) -> Handoff | None:
+        """All that belongs to the hand-off was written, or could not be. None: other ranks were to write some of it,
+        and it is to leave once more, without them."""
+        if not written.stored and sequence.entrusted and sequence.leaving is not None:
+            sequence.blocks_published = min(sequence.entrusted)
+            sequence.entrusted.clear()
+            sequence.leaving.snapshot_sent = False
+            return None
         return self._handoff(sequence, stored=written.stored, blocks_stored=written.blocks_stored)
 
     def park(self, sequence: Sequence) -> None:
@@ -167,6 +177,7 @@ class Publisher:
             self._transfers.drop(sequence.owner)
         if sequence.is_prefill:
             sequence.blocks_published = 0
+            sequence.entrusted.clear()
 
     def end(self, sequence: Sequence, *, delivered: bool) -> None:
         """The sequence is about to end. What it has queued is still written if its result was delivered; a hand-off
@@ -255,10 +266,7 @@ class Publisher:
         )
 
     def _key(self, sequence: Sequence, depth: int) -> BlockKey:
-        sequence.hash_of(depth, block_tokens=self._boundaries.block_tokens)
-        root = sequence.request.chain_root
-        assert root is not None
-        return block_key(sequence.hashes, depth, root=root)
+        return sequence.key_of(depth, block_tokens=self._boundaries.block_tokens)
 
     def _deadline(self, sequence: Sequence) -> Deadline:
         """A prefill request waits for its blocks; the others' may be stored after the request has ended."""

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import collections.abc
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 
 from torch import Tensor
 
-from whalepod.core.block_keys import BlockHash, derive_block_hashes
+from whalepod.core.block_keys import BlockHash, BlockKey, block_key, derive_block_hashes
 from whalepod.core.lifecycle import Lifecycle, Outcome, Phase
 
 from .block_pool import Slot
@@ -113,6 +114,9 @@ class Sequence:
     """One flag for each leading block that is full of computed or loaded rows."""
     blocks_published: int = 0
     """Leading blocks that are stored, or whose writing was decided."""
+    entrusted: dict[int, Future[bool]] = field(default_factory=dict)
+    """By depth: blocks that other ranks of the group write, and whether the store has them. The device adds those of
+    rows that are launched."""
     leaving: Leaving | None = None
     """A prefilled prompt whose state is being stored."""
     spans: dict[int, Tensor] = field(default_factory=dict)
@@ -255,6 +259,13 @@ class Sequence:
                 self.tokens[start : start + block_tokens], root=parent, block_tokens=block_tokens, extras=extras
             )
         return self.hashes[depth]
+
+    def key_of(self, depth: int, *, block_tokens: int) -> BlockKey:
+        """As `hash_of`."""
+        self.hash_of(depth, block_tokens=block_tokens)
+        root = self.request.chain_root
+        assert root is not None
+        return block_key(self.hashes, depth, root=root)
 
 
 def new_sequence(

@@ -5,7 +5,8 @@
 
 Nothing here knows what the bytes mean. Queues are bounded: loads by the slots of a rank (each has at most one),
 writes by their bytes. Hand-offs are written first, then blocks that were met before, then the rest; what is full drops
-the last class first. Whatever the store does, a load is answered once and so is a hand-off.
+the last class first. Whatever the store does, a load is answered once and so is a hand-off. The head of a
+context-parallel group waits for what became of blocks that the others write as for its own.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import logging
 import threading
 from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 
 from whalepod.core.block_keys import RUN_BLOCKS, BlockHash
@@ -53,6 +55,18 @@ class BlockWrite:
     owner: Owner | None
     """The hand-off it belongs to. None: it may be dropped, nobody waits for it."""
     deadline: Deadline
+    tell: Callable[[bool], None] | None = None
+    """Of a block that another rank has entrusted to this one: called once, with whether the store has it."""
+
+
+@dataclass(frozen=True, slots=True)
+class EntrustedWrite:
+    """A block of a hand-off that another rank writes."""
+
+    owner: Owner
+    stored: Future[bool]
+    deadline: Deadline
+    bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +82,7 @@ class SnapshotWrite:
     traceparent: str = ""
 
 
-Write = BlockWrite | SnapshotWrite
+Write = BlockWrite | EntrustedWrite | SnapshotWrite
 
 
 @dataclass(slots=True)
@@ -83,11 +97,11 @@ class _Queue:
         self.bytes += write.bytes
 
     def take_batch(self) -> list[Write]:
-        """Blocks of one owner, a run at most, or one snapshot; empty if there is nothing."""
+        """Blocks of one owner and kind, a run at most, or one snapshot; empty if there is nothing."""
         batch: list[Write] = []
         while self.writes and len(batch) < RUN_BLOCKS:
             write = self.writes[0]
-            if batch and (isinstance(write, SnapshotWrite) or write.owner != batch[0].owner):
+            if batch and (type(write) is not type(batch[0]) or write.owner != batch[0].owner):
                 break
             batch.append(self.writes.popleft())
             self.bytes -= write.bytes
@@ -184,11 +198,18 @@ class Transfers:
             self._was_full |= not room
             return room
 
+    def has_room_for_entrusted(self, size_bytes: int) -> bool:
+        """Whether a block of that size may be written for another rank."""
+        with self._changed:
+            return self._handoff_writes.bytes + size_bytes <= self._queue_bytes_max
+
     def write(self, write: Write) -> None:
         """Store something some time. Blocks of an owner come before everything that has none; its snapshot comes
         after all its blocks, is only written if the store took them, and is answered by one `HandoffWritten`."""
         with self._changed:
-            if write.owner is None:
+            if isinstance(write, BlockWrite) and write.tell is not None:
+                self._handoff_writes.put(write)  # it is one of somebody else's
+            elif write.owner is None:
                 self._queue_of(write).put(write)
             else:
                 self._handoffs.setdefault(write.owner, _HandoffProgress())
@@ -283,6 +304,9 @@ class Transfers:
         except Exception:
             log.exception("a write failed: not stored")
             stored = 0
+        for index, write in enumerate(batch):
+            if isinstance(write, BlockWrite) and write.tell is not None:
+                write.tell(index < stored)
         if batch and batch[0].owner is not None:
             self._account(batch[0].owner, batch, stored)
         return True
@@ -293,7 +317,7 @@ class Transfers:
 
     def _queue_of(self, write: Write) -> _Queue:
         """Of a write that nobody waits for: by whether its block was offered before."""
-        if isinstance(write, SnapshotWrite):
+        if not isinstance(write, BlockWrite):
             return self._other_writes
         block = write.block.key.hash
         queue = self._shared_writes if block in self._seen_blocks else self._other_writes
@@ -321,6 +345,8 @@ class Transfers:
                 stored = self._store.put_snapshot(head.key, head.value, ttl_s=head.life_s, deadline=deadline)
                 storing.set(stored=stored)
             return int(stored)
+        if isinstance(head, EntrustedWrite):
+            return _leading_stored([write.stored for write in batch if isinstance(write, EntrustedWrite)], deadline)
         blocks = [write.block for write in batch if isinstance(write, BlockWrite)]
         return self._store.put_blocks(blocks, deadline=deadline)
 
@@ -335,11 +361,22 @@ class Transfers:
             if progress is None:
                 return
             progress.failed |= stored < len(batch)
-            if isinstance(batch[0], BlockWrite):
+            if not isinstance(batch[0], SnapshotWrite):
                 progress.blocks_stored += stored
                 return
             del self._handoffs[owner]
         self._deliver(HandoffWritten(owner, stored=not progress.failed, blocks_stored=progress.blocks_stored))
+
+
+def _leading_stored(answers: Sequence[Future[bool]], deadline: Deadline) -> int:
+    """Waits for them."""
+    for count, answer in enumerate(answers):
+        try:
+            if not answer.result(deadline.remaining_s()):
+                return count
+        except TimeoutError:
+            return count
+    return len(answers)
 
 
 def new_transfers(

@@ -55,6 +55,12 @@ def zigzag(rows: int, ranks: int) -> list[list[range]]:
     return [[chunks[rank], chunks[2 * ranks - 1 - rank]] for rank in range(ranks)]
 
 
+def owner_of(row: int, rows: int, ranks: int) -> int:
+    """The rank that computes a row, of those that `zigzag` divides."""
+    chunks = enumerate(zigzag(rows, ranks))
+    return next((rank for rank, both in chunks if any(row in chunk for chunk in both)), 0)
+
+
 @dataclass(frozen=True, slots=True)
 class SharedRows:
     """How the rows of one segment are divided, and the way to those of the others."""

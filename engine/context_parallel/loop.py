@@ -12,8 +12,10 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Generator
+from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from typing import Protocol
 
 from whalepod.core.clock import SYSTEM_CLOCK, Clock
 from whalepod.engine.expert_parallel.group_loop import Formed, Membership, MembershipEndedError
@@ -25,6 +27,13 @@ log = logging.getLogger(__name__)
 
 HEAD = 0
 """Its index in its group: the rank that routers send prompts to."""
+
+
+class ContextMembership(Membership, Protocol):
+    def tell_head(self, epoch: int, number: int, *, stored: bool) -> None:
+        """What became of a block that was entrusted to this rank. For any thread; never waits. If it cannot be told,
+        the group ends."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +48,8 @@ class ContextState:
     rows_alone: int = 0
     copied_bytes: int = 0
     """State that each of the others was sent."""
+    blocks_entrusted: int = 0
+    """Blocks that others were to store."""
 
 
 @dataclass(slots=True)
@@ -60,7 +71,7 @@ class ContextLoop:
 
     def __init__(
         self,
-        membership: Membership,
+        membership: ContextMembership,
         *,
         is_head: bool,
         on_failure: Callable[[BaseException], None],
@@ -80,6 +91,8 @@ class ContextLoop:
         self._entered: _Entered | None = None
         self._in_use = False
         self._woken = (0, 0)
+        self._entrusted: dict[int, Future[bool]] = {}
+        self._entrusted_count = 0
         self._stopping = False
         self._thread = threading.Thread(target=self._main, name="context-group", daemon=True)
 
@@ -118,6 +131,27 @@ class ContextLoop:
             with self._changed:
                 self._in_use = False
                 self._changed.notify_all()
+
+    def entrust(self) -> tuple[int, Future[bool]]:
+        """A number for a block that another rank is to store, and whether it will have done so. If the group ends
+        before that is known, it has not."""
+        with self._changed:
+            self._entrusted_count += 1
+            number, stored = self._entrusted_count, Future[bool]()
+            self._entrusted[number] = stored
+        self.state = replace(self.state, blocks_entrusted=number)
+        return number, stored
+
+    def was_stored(self, epoch: int, number: int, *, stored: bool) -> None:
+        """Another rank tells of a block that was entrusted to it."""
+        with self._changed:
+            answer = self._entrusted.pop(number, None) if epoch == self.state.epoch else None
+        if answer is not None:
+            answer.set_result(stored)
+
+    def tell_head(self, epoch: int, number: int, stored: bool) -> None:
+        """Of a block that was entrusted to this rank."""
+        self._membership.tell_head(epoch, number, stored=stored)
 
     def note(self, *, divided: int = 0, alone: int = 0, copied_bytes: int = 0) -> None:
         """Count what the head has computed, in rows."""
@@ -223,9 +257,12 @@ class ContextLoop:
             entered.transport.computing_since_s = None
 
     def _leave(self, entered: _Entered) -> None:
-        """So that nobody waits for this rank."""
+        """So that nobody waits for this rank, nor this one for another."""
         with self._changed:
             self._entered = None
+            unanswered, self._entrusted = self._entrusted, {}
+        for answer in unanswered.values():
+            answer.set_result(False)
         self.state = replace(self.state, members=())
         entered.transport.close()
         entered.formed.mover.close()

@@ -14,9 +14,45 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from whalepod.core.block_keys import BlockHash, BlockKey
 from whalepod.engine.expert_parallel.transport import Transport
 from whalepod.model.batch import Segment
 from whalepod.model.caches import Caches
+
+
+@dataclass(frozen=True, slots=True)
+class EntrustedBlock:
+    """A block that is full after the segment, to be stored by the rank that computes its last row."""
+
+    rank: int
+    number: int
+    """The head knows it by this."""
+    block: int
+    """Where it is in the caches."""
+    hash: str
+    parent: str
+    """As the name of its run, hexadecimal."""
+    depth: int
+    run: str
+    exact: bool
+    owner: int
+    """On whose account."""
+    life_s: float
+    """After so long nobody waits for it."""
+
+    @classmethod
+    def of(
+        cls, key: BlockKey, *, rank: int, number: int, block: int, exact: bool, owner: int, life_s: float
+    ) -> EntrustedBlock:
+        hexes = {"hash": key.hash.hex(), "parent": key.parent.hex(), "run": key.run.hex()}
+        return cls(
+            rank=rank, number=number, block=block, depth=key.depth, exact=exact, owner=owner, life_s=life_s, **hexes
+        )
+
+    @property
+    def key(self) -> BlockKey:
+        own, parent = BlockHash(bytes.fromhex(self.hash)), BlockHash(bytes.fromhex(self.parent))
+        return BlockKey(own, parent, self.depth, bytes.fromhex(self.run))
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,11 +73,20 @@ class Order:
     copied_blocks: tuple[int, ...] | None
     """Blocks whose records come with the order, and with them the rings of the slot; None: the others have all that
     this segment reads."""
+    entrusted: tuple[EntrustedBlock, ...]
     cache_blocks: int
     cache_slots: int
 
     @classmethod
-    def of(cls, segment: Segment, caches: Caches, *, whole_batches: bool, copied_blocks: Sequence[int] | None) -> Order:
+    def of(
+        cls,
+        segment: Segment,
+        caches: Caches,
+        *,
+        whole_batches: bool,
+        copied_blocks: Sequence[int] | None,
+        entrusted: Sequence[EntrustedBlock] = (),
+    ) -> Order:
         assert not segment.images, "rows of images are not divided over ranks"
         return cls(
             start=segment.start,
@@ -55,6 +100,7 @@ class Order:
             logits_start=segment.logits_start,
             whole_batches=whole_batches,
             copied_blocks=None if copied_blocks is None else tuple(copied_blocks),
+            entrusted=tuple(entrusted),
             cache_blocks=_blocks_total(caches),
             cache_slots=_slots_total(caches),
         )
@@ -102,6 +148,7 @@ def receive_order(transport: Transport, caches: Caches) -> Order:
     fields: dict[str, Any] = {
         name: tuple(value) if isinstance(value, list) else value for name, value in values.items()
     }
+    fields["entrusted"] = tuple(EntrustedBlock(**block) for block in values["entrusted"])
     order = Order(**fields)
     order.check(caches)
     if order.copied_blocks is not None:

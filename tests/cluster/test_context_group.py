@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator
+import threading
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 
@@ -12,8 +13,10 @@ import pytest
 
 from tests.cluster.conftest import free_port
 from tests.cluster.test_group_membership import OPTIONS, SECRET, until
+from tests.engine.context_parallel.context_world import keep_writing
 from tests.engine.engine_world import OPTIONS as ENGINE_OPTIONS
-from tests.engine.engine_world import World, oracle, prompt_of, tiny_model
+from tests.engine.engine_world import World, oracle, prefill, prompt_of, tiny_model
+from tests.engine.memory_store import MemoryStore
 from whalepod.cluster.group_membership import GroupMembership
 from whalepod.cluster.group_peers import GroupPeers
 from whalepod.cluster.group_servicer import GroupServicer
@@ -27,7 +30,9 @@ WHOLE = replace(ENGINE_OPTIONS, chunk_tokens=512)
 class Rank:
     """One rank of a group: an engine, and everything that keeps it in."""
 
-    def __init__(self, index: int, addresses: list[str], incarnation: int = 1) -> None:
+    def __init__(
+        self, index: int, addresses: list[str], incarnation: int = 1, *, store: MemoryStore | None = None
+    ) -> None:
         self.failures: list[BaseException] = []
         self.membership = GroupMembership(
             GroupPeers(addresses, index=index, secret=SECRET, clock=SYSTEM_CLOCK),
@@ -36,7 +41,7 @@ class Rank:
             options=OPTIONS,
         )
         self.loop = ContextLoop(self.membership, is_head=index == HEAD, on_failure=self.failures.append)
-        self.world = World(options=WHOLE, model=replace(tiny_model(), context=ContextShare(self.loop, 8)))
+        self.world = World(store=store, options=WHOLE, model=replace(tiny_model(), context=ContextShare(self.loop, 8)))
         self.server = grpc.aio.server()
         GroupServicer(self.membership, secret=SECRET, clock=SYSTEM_CLOCK).register(self.server)
         self._address = addresses[index]
@@ -63,9 +68,9 @@ class Rank:
 
 
 @asynccontextmanager
-async def group(size: int) -> AsyncGenerator[tuple[list[Rank], list[str]]]:
+async def group(size: int, stores: Sequence[MemoryStore] = ()) -> AsyncGenerator[tuple[list[Rank], list[str]]]:
     addresses = [f"127.0.0.1:{free_port()}" for _ in range(size)]
-    ranks = [Rank(index, addresses) for index in range(size)]
+    ranks = [Rank(index, addresses, store=stores[index] if stores else None) for index in range(size)]
     try:
         for rank in ranks:
             await rank.start()
@@ -96,6 +101,23 @@ async def test_a_head_wakes_its_group_for_a_prompt_and_goes_on_alone_until_a_los
         await ranks[-1].start()
         await until(lambda: head.loop.state.members == (0, 1, 2))
         await head.says_what_one_rank_says(93)
+
+
+async def test_ranks_store_their_own_blocks_and_tell_their_head() -> None:
+    shared = MemoryStore()
+    stores = [shared, MemoryStore(shared.blocks, shared.snapshots)]
+    async with group(2, stores) as (ranks, _):
+        transfers = ranks[1].world.engine.transfers
+        assert transfers is not None
+        writer = threading.Thread(target=keep_writing, args=(transfers,))
+        writer.start()
+        handoff = await asyncio.to_thread(prefill, ranks[0].world, prompt_of(130))
+        transfers.close()
+        writer.join()
+        assert handoff.stored
+        assert handoff.blocks_stored == len(shared.blocks) == 130 // tiny_model().block_tokens
+        assert ranks[0].loop.state.blocks_entrusted > 0
+        assert [any(call.startswith("put ") for call in store.calls) for store in stores] == [True, True]
 
 
 @pytest.mark.parametrize("busy", [False, True])

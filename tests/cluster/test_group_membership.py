@@ -12,11 +12,13 @@ from typing import Any
 import grpc
 import pytest
 import torch
+from prometheus_client import CollectorRegistry
 
 from tests.cluster.conftest import free_port
 from tests.engine.expert_parallel.group_world import WEIGHTS
 from whalepod.cluster.group_membership import GroupMembership, MembershipOptions
 from whalepod.cluster.group_messages import sign, verify_or_raise
+from whalepod.cluster.group_metrics import collector_of
 from whalepod.cluster.group_peers import GroupPeers
 from whalepod.cluster.group_servicer import GroupServicer
 from whalepod.cluster.process_place import ProcessPlace
@@ -53,8 +55,9 @@ class Rank:
         bank = ExpertBank(index, placements)
         Network(config, WEIGHTS.tensors, engram_tables={}, token_map=WEIGHTS.token_map, make_experts=bank.make)
         self.failures: list[BaseException] = []
+        self.peers = GroupPeers(addresses, index=index, secret=SECRET, clock=SYSTEM_CLOCK)
         self.membership = GroupMembership(
-            GroupPeers(addresses, index=index, secret=SECRET, clock=SYSTEM_CLOCK),
+            self.peers,
             incarnation=Incarnation(incarnation),
             host="127.0.0.1",
             options=options,
@@ -127,6 +130,16 @@ def members(rank: Rank) -> tuple[int, ...]:
     return () if rank.loop.forming else rank.loop.state.members
 
 
+def missing(rank: Rank, *, ranks: int) -> float:
+    """As operators see it."""
+    registry = CollectorRegistry()
+    registry.register(collector_of(rank.loop, ranks_wanted=ranks))
+    together, wanted = (registry.get_sample_value(f"whalepod_expert_group_ranks{end}") for end in ("", "_wanted"))
+    assert together is not None
+    assert wanted is not None
+    return wanted - together
+
+
 async def test_a_pool_forms_one_group_and_a_rank_that_works_wakes_the_others(ports: list[int]) -> None:
     async with pool(3, ports) as ranks:
         assert [members(rank) for rank in ranks] == [(0, 1, 2)] * 3
@@ -160,6 +173,25 @@ async def test_a_rank_that_comes_back_is_taken_in_between_two_steps(ports: list[
         await ranks[0].start()
         await until(lambda: all(members(rank) == (0, 1, 2) for rank in ranks))
         assert await asyncio.gather(*(rank.run(rank) for rank in ranks)) == ranks
+
+
+@pytest.mark.parametrize("lost", [0, 1])
+async def test_a_rank_that_comes_back_is_in_the_next_group_that_forms(ports: list[int], lost: int) -> None:
+    """Though who is in the group has long tried to reach it, and would not try again at once."""
+    async with pool(2, ports, options=replace(OPTIONS, watch_interval_s=60.0)) as ranks:
+        left = ranks[1 - lost]
+        await ranks[lost].stop()
+        await left.run()
+        assert (members(left), left.loop.state.reforms) == ((1 - lost,), 1)
+        assert missing(left, ranks=2) == 1
+        for _ in range(10):
+            assert await left.peers.probe(lost) is None
+            await asyncio.sleep(0.07)
+        ranks[lost] = Rank(lost, [f"127.0.0.1:{port}" for port in ports[:2]], 2)
+        await ranks[lost].start()
+        await until(lambda: members(left) == (0, 1))
+        assert left.loop.state.reforms == 2
+        assert missing(left, ranks=2) == 0
 
 
 async def test_work_that_was_aborted_is_undone_and_done_again(ports: list[int]) -> None:

@@ -5,14 +5,17 @@ from __future__ import annotations
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import zip_longest
 
 from tests.engine.engine_world import OPTIONS, World, tiny_model
+from tests.engine.memory_store import MemoryStore
 from whalepod.engine.context_parallel.loop import ContextLoop, ContextShare
 from whalepod.engine.engine import Engine
 from whalepod.engine.expert_parallel.group_loop import Formed, MembershipEndedError
 from whalepod.engine.expert_parallel.transport import MemoryHub
 from whalepod.engine.options import RankOptions
 from whalepod.engine.state_store import StateStore
+from whalepod.engine.transfers import Transfers
 from whalepod.model.tensor_layout import ModelRole
 
 PATIENCE_S = 30.0
@@ -75,6 +78,9 @@ class MemoryMembership:
             if index != self._index:
                 loop.woken(epoch, round_number)
 
+    def tell_head(self, epoch: int, number: int, *, stored: bool) -> None:
+        self._hall.loops[0].was_stored(epoch, number, stored=stored)
+
 
 class ContextWorld(World):
     """The head's engine, with `ranks - 1` more that follow it."""
@@ -87,7 +93,9 @@ class ContextWorld(World):
         options: RankOptions = OPTIONS,
         role: ModelRole = ModelRole.FULL,
         rows_min: int = 8,
+        store_blocks: bool = True,
     ) -> None:
+        """`store_blocks`: the ranks that follow have a connection to the store of their own, `stores`."""
         self.hall = Hall()
         self.failures: list[BaseException] = []
         models = []
@@ -96,7 +104,18 @@ class ContextWorld(World):
             self.hall.loops.append(loop)
             models.append(replace(tiny_model(role), context=ContextShare(loop, rows_min)))
         super().__init__(store=store, options=options, model=models[0])
-        self.followers = [Engine(model, options, store=None, deliver=lambda _: None) for model in models[1:]]
+        self.stores = [
+            MemoryStore(store.blocks, store.snapshots)
+            for _ in models[1:]
+            if store_blocks and isinstance(store, MemoryStore)
+        ]
+        self.followers = [
+            Engine(model, options, store=own, deliver=lambda _: None)
+            for model, own in zip_longest(models[1:], self.stores)
+        ]
+        for follower in self.followers:
+            if follower.transfers is not None:
+                threading.Thread(target=keep_writing, args=(follower.transfers,), daemon=True).start()
         for loop in self.hall.loops:
             loop.start()
         self.form(range(ranks))
@@ -112,5 +131,14 @@ class ContextWorld(World):
         assert self.head.ready.wait(PATIENCE_S)
 
     def close(self) -> None:
+        for follower in self.followers:
+            if follower.transfers is not None:
+                follower.transfers.close()
         self.hall.close()
         assert not self.failures
+
+
+def keep_writing(transfers: Transfers) -> None:
+    """As a rank's thread does."""
+    while transfers.work_on_write(wait=True):
+        pass

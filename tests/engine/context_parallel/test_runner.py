@@ -21,6 +21,7 @@ from whalepod.model.network import Network
 from whalepod.model.tensor_layout import ModelRole
 
 WHOLE = replace(OPTIONS, chunk_tokens=512)
+BLOCK_TOKENS = tiny_model().block_tokens
 
 
 def served(world: World, store: MemoryStore, tokens: int, *, name: str = "x", role: ModelRole = ModelRole.FULL) -> None:
@@ -51,6 +52,41 @@ def test_a_prompt_leaves_the_blocks_and_says_the_tokens_of_one_rank(tokens: int,
     if ranks > 1 and tokens > 30:
         assert world.head.state.rows_divided > 0
     world.close()
+    by_others = sum(blocks_put(own) for own in world.stores)
+    assert by_others == world.head.state.blocks_entrusted
+    if ranks > 1 and tokens == 130:
+        assert by_others >= tokens // BLOCK_TOKENS // 3
+
+
+def blocks_put(store: MemoryStore) -> int:
+    return sum(int(call.split()[1]) for call in store.calls if call.startswith("put "))
+
+
+@pytest.mark.parametrize("fault", ["no store", "refused", "untold"])
+def test_the_head_stores_what_others_do_not(fault: str) -> None:
+    """A hand-off is reported once the store has all of it, whoever wrote it."""
+    store = MemoryStore()
+    world = ContextWorld(2, store=store, options=WHOLE, store_blocks=fault != "no store")
+    if fault == "refused":
+        world.stores[0].takes = lambda: False
+    elif fault == "untold":
+        other = world.hall.loops[1]
+        other.tell_head = lambda epoch, number, stored: world.head.break_group()
+    served(world, store, 130)
+    world.close()
+    assert world.head.state.blocks_entrusted > 0
+
+
+def test_a_block_that_was_told_of_in_an_earlier_group_is_not_taken_for_stored() -> None:
+    world = ContextWorld(2, options=WHOLE)
+    number, stored = world.head.entrust()
+    world.head.was_stored(world.head.epoch - 1, number, stored=True)
+    assert not stored.done()
+    world.head.was_stored(world.head.epoch, number, stored=True)
+    assert stored.result(0)
+    _, unanswered = world.head.entrust()
+    world.close()
+    assert not unanswered.result(5)
 
 
 def test_an_encoder_rank_divides_prompts_too() -> None:
@@ -154,6 +190,9 @@ class _Dying:
 
     def gather(self, values: torch.Tensor) -> torch.Tensor:
         return self._inner.gather(values)
+
+    def share_memory(self, bytes_each: int) -> None:
+        """There is no device."""
 
     def settle(self) -> None:
         self._inner.settle()

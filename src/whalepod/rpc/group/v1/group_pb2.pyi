@@ -111,3 +111,19 @@ class WakeRequest(_message.Message):
 class WakeResponse(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
+
+class StoredRequest(_message.Message):
+    __slots__ = ("signature", "epoch", "number", "stored")
+    SIGNATURE_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    STORED_FIELD_NUMBER: _ClassVar[int]
+    signature: Signature
+    epoch: int
+    number: int
+    stored: bool
+    def __init__(self, signature: _Optional[_Union[Signature, _Mapping]] = ..., epoch: _Optional[int] = ..., number: _Optional[int] = ..., stored: _Optional[bool] = ...) -> None: ...
+
+class StoredResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...

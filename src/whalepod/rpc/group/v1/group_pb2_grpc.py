@@ -51,6 +51,11 @@ class GroupServiceStub:
                 request_serializer=whalepod_dot_rpc_dot_group_dot_v1_dot_group__pb2.WakeRequest.SerializeToString,
                 response_deserializer=whalepod_dot_rpc_dot_group_dot_v1_dot_group__pb2.WakeResponse.FromString,
                 _registered_method=True)
+        self.Stored = channel.unary_unary(
+                '/whalepod.rpc.group.v1.GroupService/Stored',
+                request_serializer=whalepod_dot_rpc_dot_group_dot_v1_dot_group__pb2.StoredRequest.SerializeToString,
+                response_deserializer=whalepod_dot_rpc_dot_group_dot_v1_dot_group__pb2.StoredResponse.FromString,
+                _registered_method=True)
 
 
 class GroupServiceServicer:
@@ -80,6 +85,14 @@ class GroupServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Stored(self, request, context):
+        """Says what became of a block that the head of a context-parallel group entrusted to the caller. Repeating it is
+        harmless; what is said of an old group is ignored.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_GroupServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -97,6 +110,11 @@ def add_GroupServiceServicer_to_server(servicer, server):
                     servicer.Wake,
                     request_deserializer=whalepod_dot_rpc_dot_group_dot_v1_dot_group__pb2.WakeRequest.FromString,
                     response_serializer=whalepod_dot_rpc_dot_group_dot_v1_dot_group__pb2.WakeResponse.SerializeToString,
+            ),
+            'Stored': grpc.unary_unary_rpc_method_handler(
+                    servicer.Stored,
+                    request_deserializer=whalepod_dot_rpc_dot_group_dot_v1_dot_group__pb2.StoredRequest.FromString,
+                    response_serializer=whalepod_dot_rpc_dot_group_dot_v1_dot_group__pb2.StoredResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -182,6 +200,33 @@ class GroupService:
             '/whalepod.rpc.group.v1.GroupService/Wake',
             whalepod_dot_rpc_dot_group_dot_v1_dot_group__pb2.WakeRequest.SerializeToString,
             whalepod_dot_rpc_dot_group_dot_v1_dot_group__pb2.WakeResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Stored(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/whalepod.rpc.group.v1.GroupService/Stored',
+            whalepod_dot_rpc_dot_group_dot_v1_dot_group__pb2.StoredRequest.SerializeToString,
+            whalepod_dot_rpc_dot_group_dot_v1_dot_group__pb2.StoredResponse.FromString,
             options,
             channel_credentials,
             insecure,
