@@ -137,6 +137,11 @@ class LoadCollector(Collector):
             "Pages of n-gram tables that were not in memory when they were needed.",
             self._engram.cold_pages,
         )
+        yield CounterMetricFamily(
+            "whalepod_rank_engram_ahead_pages",
+            "Pages of n-gram tables that were read from the disk before they were needed.",
+            self._engram.ahead_pages,
+        )
         # What autoscalers made for other engines read.
         yield GaugeMetricFamily("vllm:num_requests_running", "As whalepod_rank_running.", load.running)
         yield GaugeMetricFamily("vllm:num_requests_waiting", "Requests that wait for room.", load.waiting)

@@ -82,6 +82,7 @@ class Engine:
         self._model = model
         self._boundaries = boundaries
         self._block_tokens = boundaries.block_tokens
+        self._chunk_tokens = options.chunk_tokens
         self._clock = clock
         limits = step_limits(options, group_tokens=config.group_tokens, block_tokens=model.block_tokens)
         pool = BlockPool(self.memory.blocks)
@@ -135,6 +136,7 @@ class Engine:
     def submit(self, request: EngineRequest) -> None:
         """Accept a checked request. A live attempt of it must have been superseded before."""
         assert request.request_id not in self._sequences
+        self._model.network.expect(request.prompt_ids[: self._chunk_tokens], ())
         sequence = self._new_sequence(request)
         branching.join(sequence, self._sequences)
         self._sequences[request.request_id] = sequence

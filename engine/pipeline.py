@@ -43,8 +43,11 @@ class Pipeline:
         steps_ahead: int,
         planner: Planner | None = None,
         observe: Callable[[StepWork], None],
+        expect: Callable[[Ordered[int], Ordered[int]], None],
     ) -> None:
-        """Without a `planner` all drafts are verified. `observe` is told of every step that comes back."""
+        """Without a `planner` all drafts are verified. `observe` is told of every step that comes back, `expect` of
+        tokens that the next step is likely to have rows of, and of those before them."""
+        self._expect = expect
         self._observe = observe
         self._device = device
         self._scheduler = scheduler
@@ -71,6 +74,8 @@ class Pipeline:
         rows = [self._launched(planned) for planned in plan.rows]
         self._flying.append((plan, self._device.launch(rows, work, self._budget(rows))))
         self._steps_launched += 1
+        for planned in plan.rows:
+            self._expect_next(planned)
         if len(self._flying) == 1:
             self._guide_first()
         return self._steps_ahead
@@ -95,6 +100,15 @@ class Pipeline:
 
     def close(self) -> None:
         self._device.close()
+
+    def _expect_next(self, planned: PlannedRows) -> None:
+        """Of a prompt, a chunk as long as the last one comes next."""
+        tokens, end = planned.sequence.tokens, planned.end
+        if end < len(tokens):
+            self._expect(
+                tokens[end : 2 * end - planned.start],
+                tokens[max(0, end - self._config.engram_max_ngram_size + 1) : end],
+            )
 
     def _budget(self, rows: Ordered[LaunchedRows]) -> int | None:
         """Drafts that the next step verifies together; None: all."""
@@ -169,6 +183,7 @@ def new_pipeline(
         steps_ahead=int(ahead),
         planner=planner,
         observe=observe,
+        expect=model.network.expect,
     )
 
 

@@ -51,6 +51,12 @@ class EngramTable:
     """[rows, width / 32] E8M0, None for plain tables."""
     dtype: torch.dtype
 
+    @property
+    def stored(self) -> list[Tensor]:
+        """As bytes, [rows, bytes] uint8."""
+        tensors = [self.codes] if self.scales is None else [self.codes, self.scales]
+        return [tensor.view(torch.uint8) for tensor in tensors]
+
     def rows(self, ids: Tensor) -> Tensor:
         """ids [...] int64 -> the rows [..., width] in `dtype`."""
         flat = ids.reshape(-1)

@@ -27,6 +27,7 @@ from .config import ModelConfig
 from .context_parallel import RowExchange, SharedRows, plan_shared
 from .draft import Drafter
 from .engram import compress, hash_rows, look_back
+from .engram_ahead import EngramAhead
 from .engram_reads import EngramReads
 from .engram_token_map import engram_token_map
 from .forward_pass import ForwardPass, Recorder
@@ -103,6 +104,7 @@ class Network:
         )
         self._engram_tables = engram_tables
         self.engram_reads = EngramReads()
+        self._engram_ahead = EngramAhead(engram_tables, self.engram_reads)
         self._token_map = token_map
 
     @classmethod
@@ -258,20 +260,33 @@ class Network:
 
         `padded`: rows with padding; None: whole tiles.
         """
+        tokens = self.config.engram_max_ngram_size
+        ids = torch.cat([look_back(s.token_ids, s.history, tokens=tokens) for s in segments])
+        missing = (batch_rows(len(ids)) if padded is None else padded) - len(ids)
+        hashed = self._table_rows(torch.cat((ids, ids[-1:].expand(missing, -1))))
+        if not hashed:
+            return {}
+        self._engram_ahead.bring(hashed)
+        with self.engram_reads.reading(sum(rows.numel() for rows in hashed.values())):
+            read = {layer: self._engram_tables[layer].rows(rows).flatten(1) for layer, rows in hashed.items()}
+        return {layer: rows.to(self.device, non_blocking=True) for layer, rows in read.items()}
+
+    def expect(self, token_ids: Sequence[int], history: Sequence[int]) -> None:
+        """A later step will have rows of these tokens, behind `history`: its n-gram rows may be brought into memory.
+        For any thread; never waits."""
+        ids = look_back(token_ids, history, tokens=self.config.engram_max_ngram_size)
+        if self._engram_tables and len(ids):
+            self._engram_ahead.expect(lambda: self._table_rows(ids))
+
+    def _table_rows(self, ids: Tensor) -> dict[int, Tensor]:
+        """ids [rows, n-gram tokens] as `look_back` gives them -> [rows, columns] of each n-gram layer's table."""
         config, layouts = self.config, dict(zip(self.config.engram_layer_ids, self.config.engram, strict=True))
         layers = [layer.number for layer in self.layers if layer.engram is not None]
         if not layers or self._token_map is None:
             return {}
-        tokens = config.engram_max_ngram_size
-        ids = torch.cat([look_back(s.token_ids, s.history, tokens=tokens) for s in segments])
-        missing = (batch_rows(len(ids)) if padded is None else padded) - len(ids)
-        ids = torch.cat((ids, ids[-1:].expand(missing, -1)))
         compressed = compress(ids, self._token_map, image_token_id=config.image_token_id)
         pad_id = int(self._token_map[config.engram_pad_token_id])
-        hashed = {layer: hash_rows(compressed, layouts[layer], pad_id=pad_id) for layer in layers}
-        with self.engram_reads.reading(sum(rows.numel() for rows in hashed.values())):
-            read = {layer: self._engram_tables[layer].rows(rows).flatten(1) for layer, rows in hashed.items()}
-        return {layer: rows.to(self.device, non_blocking=True) for layer, rows in read.items()}
+        return {layer: hash_rows(compressed, layouts[layer], pad_id=pad_id) for layer in layers}
 
 
 def _image_rows(segments: Sequence[Segment]) -> list[ImageRows]:
