@@ -9,6 +9,7 @@ experts. `--backend gloo` takes the way through the host's memory; with `--cpu`,
 
     dispatch_us, combine_us   of one layer, without the experts: routing, packing, exchange; exchange back, weighted sum
     plain_us                  all_to_all_single of as many bytes as that dispatch or combine exchanges
+    graph_exchange, graph_memory   low latency from CUDA graphs: through NCCL; written to the other GPU's memory
 
 Medians. The last line is one JSON object.
 """

@@ -139,7 +139,7 @@ class ContextLoop:
             self._entrusted_count += 1
             number, stored = self._entrusted_count, Future[bool]()
             self._entrusted[number] = stored
-        self.state = replace(self.state, blocks_entrusted=number)
+            self.state = replace(self.state, blocks_entrusted=number)
         return number, stored
 
     def was_stored(self, epoch: int, number: int, *, stored: bool) -> None:
@@ -155,13 +155,14 @@ class ContextLoop:
 
     def note(self, *, divided: int = 0, alone: int = 0, copied_bytes: int = 0) -> None:
         """Count what the head has computed, in rows."""
-        state = self.state
-        self.state = replace(
-            state,
-            rows_divided=state.rows_divided + divided,
-            rows_alone=state.rows_alone + alone,
-            copied_bytes=state.copied_bytes + copied_bytes,
-        )
+        with self._changed:
+            state = self.state
+            self.state = replace(
+                state,
+                rows_divided=state.rows_divided + divided,
+                rows_alone=state.rows_alone + alone,
+                copied_bytes=state.copied_bytes + copied_bytes,
+            )
 
     @property
     def epoch(self) -> int:
@@ -221,9 +222,9 @@ class ContextLoop:
 
     def _enter(self, formed: Formed) -> _Entered:
         entered = _Entered(formed, TimedTransport(formed.transport, self._clock))
-        reforms = self.state.reforms + (self.state.epoch > 0)
-        self.state = replace(self.state, epoch=formed.epoch, members=formed.members, reforms=reforms)
         with self._changed:
+            reforms = self.state.reforms + (self.state.epoch > 0)
+            self.state = replace(self.state, epoch=formed.epoch, members=formed.members, reforms=reforms)
             self._entered = entered
         self.ready.set()
         log.info("context group %d: ranks %s", formed.epoch, formed.members)
@@ -260,10 +261,10 @@ class ContextLoop:
         """So that nobody waits for this rank, nor this one for another."""
         with self._changed:
             self._entered = None
+            self.state = replace(self.state, members=())
             unanswered, self._entrusted = self._entrusted, {}
         for answer in unanswered.values():
             answer.set_result(False)
-        self.state = replace(self.state, members=())
         entered.transport.close()
         entered.formed.mover.close()
 
