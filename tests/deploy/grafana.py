@@ -254,6 +254,9 @@ SPECULATION: Rows = {
         Panel("State sent to the others", "Bps", {
             _rate("whalepod_context_copied_bytes_total", "instance"): "{{instance}}",
         }),
+        Panel("Blocks that the others were to store", "ops", {
+            _rate("whalepod_context_blocks_entrusted_total", "instance"): "{{instance}}",
+        }),
         Panel("Ranks that divide prompts", "short", {
             "min by (instance) (whalepod_context_group_ranks{$here})": "{{instance}}",
             "max(whalepod_context_group_ranks_wanted{$here})": "wanted",
@@ -266,6 +269,7 @@ SPECULATION: Rows = {
         Panel("Rows read", "ops", {_rate("whalepod_rank_engram_rows_total", "instance"): "{{instance}}"}),
         Panel("Pages that were not in memory", "ops", {
             _rate("whalepod_rank_engram_cold_pages_total", "instance"): "{{instance}}",
+            _rate("whalepod_rank_engram_ahead_pages_total", "instance"): "{{instance}} ahead",
         }),
     ),
 }  # fmt: skip
