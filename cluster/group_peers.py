@@ -72,8 +72,8 @@ class GroupPeers:
             self._run(self._wake(peer, epoch, round_number))
 
     def heard_from(self, peer: int) -> None:
-        """It is there, whatever the channel to it remembers of its absence: groups would form without a rank that asks to
-        join."""
+        """It is there, whatever the channel to it remembers of its absence: groups would form without a rank that asks
+        to join."""
         self._channels.try_again(self._addresses[peer])
 
     async def close(self) -> None:
