@@ -266,7 +266,9 @@ class ClusterConfig(Section):
         default="info", description="least severe events to log"
     )
     log_json: bool = Field(default=False, description="one JSON object for each logged event")
-    fault_injection: bool = Field(default=False, description="FOR STAGING ONLY: ranks take orders of `whalepod fault`")
+    fault_injection: bool = Field(
+        default=False, description="FOR STAGING ONLY: processes take orders of `whalepod fault`"
+    )
     prefill: PrefillSettings = PrefillSettings()
     decode: DecodeSettings = DecodeSettings()
     vision: VisionSettings = VisionSettings()

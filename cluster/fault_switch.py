@@ -1,6 +1,6 @@
-"""Faults on purpose, for staging: a rank that dies, stands still, or whose store is slow or spoils what is written.
+"""Faults on purpose, for staging: a process that dies, stands still, or whose store is slow or spoils what is written.
 
-    whalepod fault … ── FaultOrder, signed ──▶ FaultService of a rank ──▶ FaultSwitch ──▶ the process, or its store
+    whalepod fault … ── FaultOrder, signed ──▶ FaultService of a process ──▶ the process, or FaultSwitch ──▶ its store
 
 Off unless `fault_injection` is on; then too, only who knows the cluster secret can use it, and an order is good once
 and for a minute. Each fault ends by itself.
@@ -22,7 +22,6 @@ from google.protobuf.message import DecodeError
 from whalepod.core.clock import Clock, Deadline
 from whalepod.core.credentials import ClusterSecret, Purpose
 from whalepod.core.errors import AuthenticationError, InvalidFieldError, ServingError
-from whalepod.core.ids import RankId
 from whalepod.kvstore.transport import Place, Renewal, ValueSink, ValueToWrite, ValueTransport, Written
 from whalepod.rpc.fault.v1 import fault_pb2, fault_pb2_grpc
 
@@ -128,12 +127,14 @@ class FaultyStore:
 
 
 class FaultServicer(fault_pb2_grpc.FaultServiceServicer):
-    """Takes orders for one process."""
+    """Takes orders for one process: a rank, the `router`, or the `kv` service."""
 
     name = fault_pb2.DESCRIPTOR.services_by_name["FaultService"].full_name
 
-    def __init__(self, rank_id: RankId, switch: FaultSwitch, *, secret: ClusterSecret, clock: Clock) -> None:
-        self._rank_id = rank_id
+    def __init__(self, name: str, switch: FaultSwitch | None, *, secret: ClusterSecret, clock: Clock) -> None:
+        """`name`: what orders for it say. `switch` None: it writes nothing to the store, and waits for none."""
+        log.warning("this process takes orders of `whalepod fault` (fault_injection): not for production")
+        self._name = name
         self._switch = switch
         self._secret = secret
         self._clock = clock
@@ -162,8 +163,8 @@ class FaultServicer(fault_pb2_grpc.FaultServiceServicer):
             order = fault_pb2.FaultOrder.FromString(request.order)
         except DecodeError:
             raise AuthenticationError("the order cannot be parsed") from None
-        if order.rank_id != self._rank_id:
-            raise AuthenticationError(f"the order is for {order.rank_id}, this is {self._rank_id}")
+        if order.rank_id != self._name:
+            raise AuthenticationError(f"the order is for {order.rank_id}, this is {self._name}")
         if abs(self._clock.unix_ms() - order.time_unix_ms) > ORDER_AGE_MS_MAX or request.mac in self._done:
             raise AuthenticationError("the order is too old, or was carried out before")
         if order.duration_ms > DURATION_MS_MAX:
@@ -172,6 +173,7 @@ class FaultServicer(fault_pb2_grpc.FaultServiceServicer):
         return order
 
     def _begin(self, order: fault_pb2.FaultOrder) -> None:
+        """Raises InvalidFieldError."""
         seconds, loop = order.duration_ms / 1000, asyncio.get_running_loop()
         log.critical("a fault was ordered", extra={"kind": fault_pb2.FaultKind.Name(order.kind), "seconds": seconds})
         match order.kind:
@@ -179,10 +181,12 @@ class FaultServicer(fault_pb2_grpc.FaultServiceServicer):
                 loop.call_later(REPLY_S, os.kill, os.getpid(), signal.SIGKILL)
             case fault_pb2.FAULT_KIND_PAUSE:
                 loop.call_later(REPLY_S, _pause, os.getpid(), seconds)
-            case fault_pb2.FAULT_KIND_DELAY:
+            case fault_pb2.FAULT_KIND_DELAY if self._switch is not None:
                 self._switch.delay_store(order.delay_ms / 1000, seconds=seconds)
-            case fault_pb2.FAULT_KIND_CORRUPT:
+            case fault_pb2.FAULT_KIND_CORRUPT if self._switch is not None:
                 self._switch.corrupt_writes(seconds=seconds)
+            case fault_pb2.FAULT_KIND_DELAY | fault_pb2.FAULT_KIND_CORRUPT:
+                raise InvalidFieldError("kind", f"{self._name} stores nothing: kill or pause it")
             case _:
                 raise InvalidFieldError("kind", "unknown kind of fault")
 

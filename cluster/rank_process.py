@@ -152,7 +152,6 @@ class RankProcess:
         )
         self._service = make_service(context)
         if self._faults is not None:
-            log.warning("this rank takes orders of `whalepod fault` (fault_injection): not for production")
             rank_id = self._identity.rank_id
             FaultServicer(rank_id, self._faults, secret=self._secret, clock=self._clock).register(self._server.server)
         engine.start()

@@ -14,6 +14,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from whalepod.cluster.config import ClusterConfig, join_address
+from whalepod.cluster.fault_switch import FaultServicer
 from whalepod.cluster.grpc_options import server_options
 from whalepod.cluster.peer_tls import PeerTls
 from whalepod.cluster.registration_store import connect_registry
@@ -54,6 +55,8 @@ async def run_kv_service(
     registry = connect_registry(config.redis_url_or_embedded)
     servicer = KvServicer(caretaker, registry=registry, evict=config.kv.evictor, clock=clock)
     server = _server(servicer, join_address(config.host, config.kv.port), PeerTls.of(config.tls))
+    if config.fault_injection:
+        FaultServicer("kv", None, secret=config.cluster_secret(), clock=clock).register(server)
     await server.start()
     tending = asyncio.create_task(servicer.tend_forever(), name="kv-tending")
     log.info("kv service is listening", extra={"address": join_address(config.host, config.kv.port)})

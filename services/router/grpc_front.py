@@ -8,7 +8,7 @@ from array import array
 from collections.abc import AsyncGenerator, AsyncIterator, Generator, Mapping
 from contextlib import aclosing, asynccontextmanager, contextmanager
 from dataclasses import replace
-from typing import Any, NoReturn
+from typing import Any, NoReturn, Protocol
 
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
@@ -198,6 +198,10 @@ class RouterServicer(router_pb2_grpc.RouterServiceServicer):
             record.end("cancelled")
 
 
+class GrpcService(Protocol):
+    def register(self, server: grpc.aio.Server) -> None: ...
+
+
 class GrpcFront:
     """The public gRPC server of one router: `RouterService`, health and reflection."""
 
@@ -226,6 +230,10 @@ class GrpcFront:
             return self._server.add_insecure_port(address)
         except RuntimeError:
             raise ConfigError(f"the router cannot listen on {address} (router.grpc_port): is it in use?") from None
+
+    def add(self, service: GrpcService) -> None:
+        """One more service, before `start`."""
+        service.register(self._server)
 
     async def start(self) -> None:
         await self._server.start()

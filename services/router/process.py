@@ -14,6 +14,7 @@ import sys
 from collections.abc import Callable, Sequence
 
 from whalepod.cluster.config import ClusterConfig, join_address
+from whalepod.cluster.fault_switch import FaultServicer
 from whalepod.cluster.peer_tls import PeerTls
 from whalepod.cluster.registry import RegistryWatcher
 from whalepod.cluster.static_ranks import StaticRanks
@@ -113,6 +114,8 @@ class RouterProcess:
             usage_log=self._usage_log,
             shares_port=config.router.processes > 1,
         )
+        if config.fault_injection:
+            self._grpc.add(FaultServicer("router", None, secret=config.cluster_secret(), clock=clock))
         self._grpc.bind(join_address(config.host, config.router.grpc_port), tls=tls)
         front = HttpFront(
             self._parts.front,

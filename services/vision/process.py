@@ -11,6 +11,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 from whalepod.cluster.config import ClusterConfig
+from whalepod.cluster.fault_switch import FaultServicer, FaultSwitch
 from whalepod.cluster.peer_tls import PeerTls
 from whalepod.cluster.rank_server import RankIdentity, RankServer, rank_identity
 from whalepod.cluster.registration import RankInfo, RankRole
@@ -57,6 +58,7 @@ class VisionProcess:
         self._clock = clock
         self._secret = config.cluster_secret()
         self._server = RankServer(config, identity, tls=PeerTls.of(config.tls), clock=clock)
+        self._faults = FaultSwitch(clock=clock) if config.fault_injection else None
         self._state: StateIdentity | None = None
         self._context_tokens_max = 0
         self._store: RankStore | None = None
@@ -69,6 +71,9 @@ class VisionProcess:
         with ThreadPoolExecutor(max_workers=1) as loader:
             service = await asyncio.get_running_loop().run_in_executor(loader, self._load)
         self._service = service
+        if self._faults is not None:
+            faults = FaultServicer(self._identity.rank_id, self._faults, secret=self._secret, clock=self._clock)
+            faults.register(self._server.server)
         await self._server.listen(service, self.describe)
         await self._server.join()
 
@@ -120,6 +125,7 @@ class VisionProcess:
             namespace=state.namespace,
             layout=state.block_layout,
             incarnation=self._identity.incarnation,
+            faults=self._faults,
             clock=self._clock,
         )
         self._batcher = Batcher(encoder.encode, patches_max=config.vision.batch_patches)

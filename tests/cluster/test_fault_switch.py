@@ -4,21 +4,27 @@ from __future__ import annotations
 
 import asyncio
 import signal
+import socket
 import sys
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any, cast
 
 import grpc
 import psutil
 import pytest
+import redis
+from redis.backoff import ConstantBackoff
+from redis.retry import Retry
 
+from whalepod.cluster.embedded_redis import EmbeddedRedis, EmbeddedRedisSettings
 from whalepod.cluster.error_codes import error_from_rpc
 from whalepod.cluster.fault_switch import FaultServicer, FaultSwitch, FaultyStore, sign_order
+from whalepod.cluster.store_faults import corrupt_store, kill_store, pause_store
 from whalepod.core.clock import SYSTEM_CLOCK, Deadline
 from whalepod.core.credentials import ClusterSecret
-from whalepod.core.errors import AuthenticationError, InvalidFieldError
-from whalepod.core.ids import RankId
+from whalepod.core.errors import AuthenticationError, InvalidFieldError, UnavailableError
 from whalepod.kvstore.transport import Place, ValueToWrite, ValueTransport, Written
 from whalepod.rpc.fault.v1 import fault_pb2, fault_pb2_grpc
 
@@ -37,10 +43,10 @@ def order(**fields: Any) -> fault_pb2.FaultOrder:
 
 
 @asynccontextmanager
-async def serving(switch: FaultSwitch) -> AsyncGenerator[Any]:
+async def serving(switch: FaultSwitch | None, *, name: str = "decode-0") -> AsyncGenerator[Any]:
     """A stub to a process that takes orders: this one."""
     server = grpc.aio.server()
-    FaultServicer(RankId("decode-0"), switch, secret=SECRET, clock=SYSTEM_CLOCK).register(server)
+    FaultServicer(name, switch, secret=SECRET, clock=SYSTEM_CLOCK).register(server)
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
     async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
@@ -70,6 +76,40 @@ async def test_an_order_is_carried_out_once_and_only_with_the_secret_for_this_ra
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await stub.Inject(sign_order(order(duration_ms=hour), SECRET))
         assert isinstance(error_from_rpc(caught.value), InvalidFieldError)
+
+
+async def test_a_process_that_stores_nothing_says_so() -> None:
+    async with serving(None, name="router") as stub:
+        for kind in (fault_pb2.FAULT_KIND_DELAY, fault_pb2.FAULT_KIND_CORRUPT):
+            with pytest.raises(grpc.aio.AioRpcError, match="router stores nothing"):
+                await stub.Inject(sign_order(order(rank_id="router", kind=kind), SECRET))
+
+
+def test_a_store_is_paused_rots_and_dies(tmp_path: Path) -> None:
+    settings = EmbeddedRedisSettings(port=free_port(), memory_bytes=16 << 20, directory=tmp_path)
+    with EmbeddedRedis(settings), redis.Redis(port=settings.port) as client:
+        urls = [f"redis://127.0.0.1:{settings.port}/0"]
+        client.set("b:{run}:one", b"value", px=60_000)
+        client.set("t:{run}:one", b"window")
+        assert corrupt_store(urls) == 1
+        assert (client.get("b:{run}:one"), client.get("t:{run}:one")) == (b"valud", b"window")
+        assert 0 < client.pttl("b:{run}:one") <= 60_000
+        began_s = SYSTEM_CLOCK.monotonic_s()
+        pause_store(urls, seconds=0.2)
+        client.ping()
+        assert SYSTEM_CLOCK.monotonic_s() - began_s > 0.15
+        kill_store(urls)
+        assert redis.Redis(port=settings.port, retry=Retry(ConstantBackoff(0.05), 100)).dbsize() == 0, (
+            "it came back empty"
+        )
+    with pytest.raises(UnavailableError):
+        kill_store(urls)
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
 
 
 class KeepingTransport:

@@ -26,9 +26,12 @@ from tests.services.router.router_under_test import FakeRank, router_config, unt
 from whalepod.client import AsyncClient
 from whalepod.cluster.config import ClusterConfig, TlsSettings
 from whalepod.cluster.embedded_redis import EmbeddedRedis, EmbeddedRedisSettings
+from whalepod.cluster.fault_switch import sign_order
 from whalepod.cluster.free_ports import with_free_ports
 from whalepod.cluster.registrar import Registrar
+from whalepod.core.clock import SYSTEM_CLOCK
 from whalepod.core.errors import ConfigError, UnavailableError
+from whalepod.rpc.fault.v1 import fault_pb2, fault_pb2_grpc
 from whalepod.services.router.process import run_router
 
 PROMPT = [400 + index % 90 for index in range(40)]
@@ -393,6 +396,20 @@ async def test_processes_share_a_port_show_themselves_to_operators_and_drain_tog
 def _requests(page: str) -> int:
     counts = re.findall(r"^whalepod_requests_total\{.*\} (\S+)$", page, re.MULTILINE)
     return sum(int(float(count)) for count in counts)
+
+
+async def test_a_router_takes_orders_of_faults_only_where_they_are_allowed(config: ClusterConfig) -> None:
+    for allowed in (False, True):
+        one = config.model_copy(update={"fault_injection": allowed})
+        async with running(one), grpc.aio.insecure_channel(f"127.0.0.1:{config.router.grpc_port}") as channel:
+            order = fault_pb2.FaultOrder(
+                rank_id="router", kind=fault_pb2.FAULT_KIND_DELAY, time_unix_ms=SYSTEM_CLOCK.unix_ms()
+            )
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await fault_pb2_grpc.FaultServiceStub(channel).Inject(sign_order(order, SECRET))
+        told = (grpc.StatusCode.INVALID_ARGUMENT, "router stores nothing") if allowed else None
+        assert caught.value.code() is (grpc.StatusCode.UNIMPLEMENTED if told is None else told[0])
+        assert told is None or told[1] in (caught.value.details() or "")
 
 
 def test_several_processes_need_a_port_for_operators() -> None:
