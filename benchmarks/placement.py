@@ -1,6 +1,6 @@
 """How well requests are placed: hits against what the store could give, balance, and goodput against other ways.
 
-    python benchmarks/placement.py [--requests N] [--trace conversation|synthetic] [--seed S]
+    python benchmarks/placement.py [--requests N] [--skip N] [--trace conversation|synthetic] [--seed S]
 
 A public trace is replayed on timed ranks and virtual time (`placement_cases/`): 4 prefill and 4 decode ranks that share
 a store which keeps everything. The router's own code places, fed by loads that ride on replies. First the load is found
@@ -76,10 +76,11 @@ Make = Callable[[Ranks, Clock], Contender]
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--requests", type=int, default=3000)
+    parser.add_argument("--skip", type=int, default=0, help="requests at the trace's beginning that are left out")
     parser.add_argument("--trace", choices=("conversation", "synthetic"), default="conversation")
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args()
-    trace = load(options.trace)[: options.requests]
+    trace = load(options.trace)[options.skip : options.skip + options.requests]
     tokens = sum(one.tokens for one in trace)
     print(
         f"machine: {platform.machine()}, {os.cpu_count()} cores; virtual time, {RANKS} prefill and {RANKS} decode ranks"
