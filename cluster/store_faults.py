@@ -39,10 +39,10 @@ def corrupt_store(urls: Sequence[str]) -> int:
     for url in urls:
         with _server(url) as server:
             for key in server.scan_iter(b"b:*", count=ROTTEN_VALUES_MAX):
-                size = server.strlen(key)
-                if size and count < ROTTEN_VALUES_MAX:
-                    last = server.getrange(key, size - 1, size - 1)
-                    server.setrange(key, size - 1, bytes((last[0] ^ 1,)))  # which keeps its life
+                value = server.get(key)
+                if isinstance(value, bytes) and value and count < ROTTEN_VALUES_MAX:
+                    # Which keeps its life.
+                    server.execute_command("SETRANGE", key, len(value) - 1, bytes((value[-1] ^ 1,)))
                     count += 1
     return count
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests.engine.engine_world import GREEDY, SEEDED, oracle, tiny_model
-from tests.engine.started_rank import StartedRank, tokens_of
+from tests.engine.started_rank import AHEAD, StartedRank, tokens_of
 from tests.kvstore.redis_server import RedisServer, redis_binaries
 from tests.kvstore.test_store_faults import until
 from whalepod.core.ids import mint_incarnation
@@ -71,6 +71,28 @@ def test_a_handoff_through_redis_changes_nothing(role: ModelRole, redis: RedisSe
     assert (end.cached_tokens, end.replayed_tokens) == (48, 0)
     assert tokens_of(after.events(warm)) == oracle(92, SEEDED)
     assert not [key for key in redis.call("KEYS", "*") if key.startswith(b"h:")]
+
+
+def test_a_request_goes_on_from_its_crash_snapshot_in_redis_which_is_gone_after_its_end(
+    redis: RedisServer, open_rank: OpenRank
+) -> None:
+    """After 16 tokens of output comes the border at 80."""
+    long, options = replace(SEEDED, max_tokens=24), replace(AHEAD, crash_tokens=16)
+
+    def crashes() -> list[bytes]:
+        return [key for key in redis.call("KEYS", "*") if key.startswith(b"c:")]
+
+    before, after = open_rank(options=options), open_rank(options=options)
+    lost = before.submit(61, replace(long, max_tokens=100), name="x")
+    before.wait(lambda: len(tokens_of(before.events(lost))) >= 22)
+    before.rank.stop()  # which ends nothing well: its requests are lost
+    said = [token.id for token in tokens_of(before.events(lost))][:22]
+    left = len(crashes())
+    assert left > 0
+    request = after.submit(61, long, name="x", attempt=2, resumed=said)
+    assert after.end(request).cached_tokens == 80
+    assert tokens_of(after.events(request)) == oracle(61, long)[22:]
+    assert until(lambda: len(crashes()) < left, within_s=4)
 
 
 @pytest.mark.slow
