@@ -35,7 +35,7 @@ from .completions_http import ResponseHead
 from .front_door import Caller, FrontDoor
 from .http_body import PARSE_ON_LOOP_BYTES_MAX, parse_json_object
 from .http_errors import json_text
-from .http_headers import REQUEST_ID_BYTES_MAX, REQUEST_ID_HEADER
+from .http_headers import REQUEST_ID_BYTES_MAX, REQUEST_ID_HEADER, SINGLE_HEADERS, given_twice
 from .job import Job, Route
 from .prompts import IdsPrompt, Prompt, TextPrompt
 from .request_record import OK, RequestRecord, recorded
@@ -178,6 +178,7 @@ class RouterServicer(router_pb2_grpc.RouterServiceServicer):
         )
         try:
             await context.send_initial_metadata(((REQUEST_ID_HEADER, record.request_id),))
+            _check_single(context, headers)
             principal = self._authenticator.principal(headers)
             record.note_principal(principal)
             caller = self._front.caller(principal, timeout_s=context.time_remaining(), traceparent=record.traceparent)
@@ -267,6 +268,14 @@ def _headers(context: Context) -> Mapping[str, str]:
     headers = {str(key).replace("_", "-"): value for key, value in metadata if isinstance(value, str)}
     request_id = headers.get(REQUEST_ID_HEADER, "")[:REQUEST_ID_BYTES_MAX] or mint_request_id().hex()
     return {**headers, REQUEST_ID_HEADER: request_id}
+
+
+def _check_single(context: Context, headers: Mapping[str, str]) -> None:
+    """Raises InvalidFieldError if two values of the metadata say who asks."""
+    for key, value in context.invocation_metadata() or ():
+        name = str(key).replace("_", "-")
+        if name in SINGLE_HEADERS and headers.get(name, value) != value:
+            raise given_twice(name)
 
 
 def _prompt(request: router_pb2.GenerateRequest, *, vocab_size: int) -> Prompt:

@@ -22,6 +22,9 @@ PARSE_ON_LOOP_BYTES_MAX = 64 * 1024
 BODY_SECONDS_MAX = 60.0
 """How long a body may take to arrive."""
 
+LENGTH_DIGITS_MAX = 18
+"""Of a Content-Length that is looked at before the body comes. It is only the client's word: what comes is counted."""
+
 
 async def read_json_object(request: Request, *, bytes_max: int) -> tuple[dict[str, Any], int]:
     """The body as a dict, and its length in bytes.
@@ -70,7 +73,7 @@ def parse_json_object(body: bytes | str) -> dict[str, Any]:
 async def _read_body(request: Request, bytes_max: int) -> bytes:
     too_large = BodyTooLargeError(f"the body is larger than {bytes_max} bytes")
     declared = request.headers.get("content-length", "")
-    if declared.isdigit() and int(declared) > bytes_max:
+    if declared.isdecimal() and len(declared) <= LENGTH_DIGITS_MAX and int(declared) > bytes_max:
         raise too_large
     body = bytearray()
     while True:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from whalepod.core.errors import InvalidFieldError
 from whalepod.core.ids import mint_request_id
 
 from .http_errors import HeadersTooLargeError, error_response
@@ -13,6 +14,10 @@ REQUEST_ID_BYTES_MAX = 256
 HEADER_BYTES_MAX = 64 * 1024
 """All names and values of a request together."""
 SESSION_HEADER = "x-session-id"
+SINGLE_HEADERS = frozenset({"authorization", "x-api-key", "x-tenant-id", "origin", "sec-fetch-site"})
+"""What says who asks. A proxy that sets `x-tenant-id` may pass on a client's `x_tenant_id` beside it: of two values
+neither can be believed."""
+_SINGLE_NAMES = frozenset(name.encode() for name in SINGLE_HEADERS)
 
 
 class HeaderMiddleware:
@@ -32,7 +37,13 @@ class HeaderMiddleware:
             error = HeadersTooLargeError(f"the request's headers are larger than {HEADER_BYTES_MAX} bytes")
             await error_response(error)(scope, receive, send)
             return
-        headers = {name.lower().replace(b"_", b"-"): value for name, value in scope["headers"]}
+        headers: dict[bytes, bytes] = {}
+        for name, value in scope["headers"]:
+            known = name.lower().replace(b"_", b"-")
+            if known in _SINGLE_NAMES and headers.get(known, value) != value:
+                await error_response(given_twice(known.decode()))(scope, receive, send)
+                return
+            headers[known] = value
         key = REQUEST_ID_HEADER.encode()
         request_id = headers.get(key, b"")[:REQUEST_ID_BYTES_MAX] or mint_request_id().hex().encode()
         headers[key] = request_id
@@ -43,3 +54,7 @@ class HeaderMiddleware:
             await send(message)
 
         await self._app({**scope, "headers": list(headers.items())}, receive, send_with_id)
+
+
+def given_twice(name: str) -> InvalidFieldError:
+    return InvalidFieldError(name, f"{name} is given twice, with different values: send it once")

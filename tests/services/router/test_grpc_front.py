@@ -198,6 +198,8 @@ async def test_the_request_id_is_echoed_and_tenants_are_parted(model_dir: Path, 
                 sent = call(_chat_bytes(), metadata=(("x-request-id", "mine"), ("x-tenant-id", tenant)))
                 await sent
                 assert dict(await sent.initial_metadata())["x-request-id"] == "mine"
+            with pytest.raises(grpc.aio.AioRpcError, match="x-tenant-id is given twice"):
+                await call(_chat_bytes(), metadata=(("x-tenant-id", "a"), ("x_tenant_id", "b")))
     one, two = decode.seen.tickets
     assert (one.tenant, two.tenant) == ("a", "b")
     assert one.salt != two.salt
