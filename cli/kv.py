@@ -105,11 +105,12 @@ def purge(
     if len(chosen) != 1:
         raise typer.BadParameter("name one of --tenant, --namespace and --writer")
     doomed = _doomed(tenant, namespace, writer)
-    epoch = SYSTEM_CLOCK.unix_ms()
-    if tenant:
-        asyncio.run(_write_down(config, lambda registry: raise_epoch(registry, tenant, epoch)))
-    removed = _asked(config, lambda caretaker: caretaker.purge(doomed))
-    if tenant:
+    if not tenant:
+        removed = _asked(config, lambda caretaker: caretaker.purge(doomed))
+    else:
+        now_unix_ms = SYSTEM_CLOCK.unix_ms()
+        epoch = asyncio.run(_write_down(config, lambda registry: raise_epoch(registry, tenant, now_unix_ms)))
+        removed = _asked(config, lambda caretaker: caretaker.purge(doomed))
         asyncio.run(_write_down(config, lambda registry: note_removed(registry, tenant, epoch)))
     _console().print(f"{removed} blocks and images removed")
 
@@ -156,10 +157,10 @@ def _doomed(tenant: str | None, namespace: str | None, writer: str | None) -> Ca
     return lambda block: block.writer == incarnation
 
 
-async def _write_down(config: ClusterConfig, write: Callable[[aioredis.Redis], Awaitable[None]]) -> None:
+async def _write_down(config: ClusterConfig, write: Callable[[aioredis.Redis], Awaitable[T]]) -> T:
     registry = connect_registry(config.redis_url_or_embedded)
     try:
-        await write(registry)
+        return await write(registry)
     finally:
         await registry.aclose()
 

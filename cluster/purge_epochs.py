@@ -10,8 +10,11 @@ import redis.asyncio as aioredis
 
 EPOCHS_KEY: Final = "{whalepod:ranks}/epochs"
 """A hash: tenant to epoch, Unix milliseconds."""
+EPOCH_MAX: Final = 2**53
+"""Milliseconds: 285,000 years. What is larger somebody else has written."""
 REMOVED_KEY: Final = "{whalepod:ranks}/removed"
 """A hash: tenant to the epoch whose purge has been carried out in the store, too."""
+_DIGITS_MAX: Final = len(str(EPOCH_MAX))
 
 
 class PurgeEpochs:
@@ -33,8 +36,7 @@ class PurgeEpochs:
         found = await cast("Awaitable[dict[bytes, bytes]]", client.hgetall(key))
         for tenant, epoch in found.items():
             name = tenant.decode(errors="replace")
-            if epoch.isdigit():
-                self._epochs[name] = max(int(epoch), self.of(name))
+            self._epochs[name] = max(_epoch_of(epoch), self.of(name))
 
 
 async def unfinished_purges(client: aioredis.Redis) -> dict[str, int]:
@@ -50,6 +52,16 @@ async def note_removed(client: aioredis.Redis, tenant: str, epoch: int) -> None:
     await cast("Awaitable[int]", client.hset(REMOVED_KEY, tenant, str(epoch)))
 
 
-async def raise_epoch(client: aioredis.Redis, tenant: str, epoch: int) -> None:
-    """Put everything that a tenant has stored so far out of reach. Raises as `read` does."""
+async def raise_epoch(client: aioredis.Redis, tenant: str, now_unix_ms: int) -> int:
+    """Put everything that a tenant has stored so far out of reach, and return the new epoch: later than the last one,
+    also if that was written by a clock that is ahead. Raises as `read` does."""
+    last = await cast("Awaitable[bytes | None]", client.hget(EPOCHS_KEY, tenant))
+    epoch = max(now_unix_ms, _epoch_of(last or b"") + 1)
     await cast("Awaitable[int]", client.hset(EPOCHS_KEY, tenant, str(epoch)))
+    return epoch
+
+
+def _epoch_of(value: bytes) -> int:
+    """0: it is none."""
+    known = value.isdigit() and len(value) <= _DIGITS_MAX
+    return int(value) if known and int(value) <= EPOCH_MAX else 0

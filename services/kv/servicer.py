@@ -112,9 +112,8 @@ class KvServicer(kv_pb2_grpc.KvServiceServicer):
 
     async def _purge_tenant(self, tenant: str) -> int:
         """Out of reach first: then nothing more is written where it would be found. Raises UnavailableError."""
-        epoch = self._clock.unix_ms()
         with _redis_asked():
-            await raise_epoch(self._registry, tenant, epoch)
+            epoch = await raise_epoch(self._registry, tenant, self._clock.unix_ms())
         return await self._remove(tenant, epoch)
 
     async def _finish_purges(self) -> None:
