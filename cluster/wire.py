@@ -9,7 +9,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Mapping
 
-from whalepod.core.errors import InvalidFieldError
+from whalepod.core.errors import InternalError, InvalidFieldError
 from whalepod.engine.grammar.errors import GrammarError
 from whalepod.engine.grammar.spec import GrammarKind, GrammarSpec
 from whalepod.engine.images import RequestImage
@@ -38,6 +38,9 @@ FIDELITIES: Mapping[Fidelity, common_pb2.Fidelity] = {
     Fidelity.EXACT: common_pb2.FIDELITY_EXACT,
 }
 _FIDELITIES_BACK = {code: fidelity for fidelity, code in FIDELITIES.items()}
+
+ALTERNATIVES_MAX = 255
+"""Of one token: step messages count them in a byte."""
 
 
 def finish_reason_from_proto(code: common_pb2.FinishReason) -> FinishReason | None:
@@ -145,7 +148,11 @@ def token_to_proto(token: SampledToken) -> common_pb2.Token:
 
 
 def token_from_proto(message: common_pb2.Token) -> SampledToken:
+    """Raises InternalError if its alternatives are not whole, or too many for a step message."""
     count = len(message.top_ids) // 4
+    whole = len(message.top_ids) == len(message.top_logprobs) == 4 * count
+    if not whole or count > ALTERNATIVES_MAX:
+        raise InternalError("the alternatives of a token cannot be read")
     return SampledToken(
         id=message.id,
         logprob=message.logprob if message.HasField("logprob") else None,
@@ -196,6 +203,7 @@ def handoff_to_proto(handoff: Handoff, load: RankLoad) -> prefill_pb2.RunRespons
 
 
 def handoff_from_proto(message: prefill_pb2.RunResponse) -> Handoff:
+    """Raises InternalError, as `token_from_proto` does."""
     return Handoff(
         boundary_tokens=message.boundary_tokens,
         kind=_SNAPSHOT_KINDS_BACK.get(message.snapshot_kind),

@@ -166,8 +166,7 @@ class DecodeServicer(decode_pb2_grpc.DecodeServiceServicer):
             request = self._gate.admit_or_raise(start.ticket)
             self._submit(claimed, request, stream)
         except ServingError as error:
-            refusal = FinishedEvent(*claimed, reason=FinishReason.ERROR, error=error)
-            stream.send(encode_step([refusal], self._engine.load()))
+            stream.send(encode_step([_failed(claimed, error)], self._engine.load()))
 
     def _submit(self, key: Key, request: EngineRequest, stream: RouterStream) -> None:
         """Only what the gate has admitted gets here, and once: whoever merely names a live request does not own it."""
@@ -185,7 +184,12 @@ class DecodeServicer(decode_pb2_grpc.DecodeServiceServicer):
     def _ready(self, ready: decode_pb2.Ready, stream: RouterStream) -> None:
         key = (RequestId(ready.request_id), ready.attempt)
         if self._owners.get(key) is stream:
-            handoff = handoff_from_proto(ready.result) if ready.HasField("result") else NOTHING_HANDED_OFF
+            try:
+                handoff = handoff_from_proto(ready.result) if ready.HasField("result") else NOTHING_HANDED_OFF
+            except ServingError as error:
+                self._drop(key)
+                stream.send(encode_step([_failed(key, error)], self._engine.load()))
+                return
             self._spans[key].note("handed off" if handoff.stored else "computed here")
             self._engine.hand_off(*key, handoff)
 
@@ -208,6 +212,10 @@ class DecodeServicer(decode_pb2_grpc.DecodeServiceServicer):
         if stream is not None:
             stream.live.discard(key)
             self._spans.pop(key).end()
+
+
+def _failed(key: Key, error: ServingError) -> FinishedEvent:
+    return FinishedEvent(*key, reason=FinishReason.ERROR, error=error)
 
 
 def _break_off_if_failed(reader: asyncio.Task[None], stream: RouterStream) -> None:

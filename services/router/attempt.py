@@ -166,7 +166,11 @@ class Attempt:
                 raise AssertionError(f"unexpected item {item!r}")
 
     def _take_handoff(self, response: prefill_pb2.RunResponse) -> list[Progress]:
-        handoff = handoff_from_proto(response)
+        try:
+            handoff = handoff_from_proto(response)
+        except InternalError as error:
+            self._survive_prefill_or_raise(error)
+            return []
         assert self._legs.prefill is not None
         self._route = replace(self._route, prefill_rank=self._legs.prefill.rank_id)
         self._legs.release_prefill()

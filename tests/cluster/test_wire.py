@@ -16,7 +16,7 @@ from whalepod.cluster.wire import (
     token_from_proto,
     token_to_proto,
 )
-from whalepod.core.errors import InvalidFieldError
+from whalepod.core.errors import InternalError, InvalidFieldError
 from whalepod.engine.grammar.spec import GrammarKind, GrammarSpec
 from whalepod.engine.interface import Fidelity, FinishReason, Handoff, RankLoad, SampledToken, SnapshotKind
 from whalepod.engine.sampling_params import SamplingParams
@@ -95,6 +95,14 @@ def test_tokens_round_trip(token: SampledToken) -> None:
 )
 def test_handoffs_round_trip(handoff: Handoff) -> None:
     assert handoff_from_proto(handoff_to_proto(handoff, LOAD)) == handoff
+
+
+@pytest.mark.parametrize(
+    ("ids", "logprobs"), [(b"abc", b""), (b"", bytes(4)), (bytes(8), bytes(4)), (bytes(4 * 256), bytes(4 * 256))]
+)
+def test_a_token_whose_alternatives_are_not_whole_is_refused(ids: bytes, logprobs: bytes) -> None:
+    with pytest.raises(InternalError):
+        token_from_proto(common_pb2.Token(id=7, logprob=0.0, top_ids=ids, top_logprobs=logprobs))
 
 
 def test_load_round_trips() -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from tests.services.decode.test_servicer import decode_rank, idle
 from tests.services.rank_world import GREEDY, Key, TestRouter, decode_stream, key_of, prompt_of, until
-from whalepod.core.errors import StaleAttemptError
+from whalepod.core.errors import InternalError, StaleAttemptError
 from whalepod.core.ids import RequestId
 from whalepod.engine.interface import FinishReason
 from whalepod.rpc.common.v1 import common_pb2
@@ -87,4 +87,16 @@ async def test_a_used_ticket_is_refused_on_another_stream_after_its_end(redis_po
             end = (await other.end_of(other.start(ticket))).end
         assert end is not None
         assert isinstance(end.error, StaleAttemptError)
+        await until(lambda: idle(rank))
+
+
+async def test_a_hand_off_that_cannot_be_read_ends_its_own_request_alone(redis_port: int) -> None:
+    async with decode_rank(redis_port) as (rank, router, stream):
+        other = stream.start(router.ticket(prompt_of(20, seed=1), replace(GREEDY, max_tokens=24)))
+        key = stream.start(router.ticket(prompt_of(20), prefill="prefill-0"))
+        stream.ready(key, prefill_pb2.RunResponse(first_token=common_pb2.Token(id=5, top_ids=b"abc")))
+        end = (await stream.end_of(key)).end
+        assert end is not None
+        assert isinstance(end.error, InternalError)
+        assert len((await stream.end_of(other)).tokens) == 24
         await until(lambda: idle(rank))

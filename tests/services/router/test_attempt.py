@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from tests.services.router import fake_ranks
 from tests.services.router.fake_ranks import FakeDecode, FakePrefill, expected_ids
 from tests.services.router.router_under_test import (
     RouterUnderTest,
@@ -33,6 +34,8 @@ from whalepod.core.errors import (
 )
 from whalepod.engine.interface import Fidelity
 from whalepod.engine.sampling_params import SamplingParams
+from whalepod.rpc.common.v1 import common_pb2
+from whalepod.rpc.prefill.v1 import prefill_pb2
 from whalepod.services.router.tenancy import Principal
 
 LONG = [400 + index % 90 for index in range(100)]
@@ -76,6 +79,16 @@ async def test_a2_what_the_prefill_rank_cannot_do_the_decode_rank_does(
     prefill.behaviour.refuse_with = error
     assert await answer_to(router, LONG) == RIGHT
     assert decode.seen.handoffs == [None], "told to compute the prompt, on the same attempt"
+    await check_nothing_is_left(router, decode, prefill)
+
+
+async def test_a_hand_off_that_cannot_be_read_is_none(
+    router: RouterUnderTest, decode: FakeDecode, prefill: FakePrefill, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    garbled = prefill_pb2.RunResponse(first_token=common_pb2.Token(id=5, top_ids=b"abc"))
+    monkeypatch.setattr(fake_ranks, "handoff_to_proto", lambda *_: garbled)
+    assert await answer_to(router, LONG) == RIGHT
+    assert decode.seen.handoffs == [None]
     await check_nothing_is_left(router, decode, prefill)
 
 
