@@ -258,8 +258,10 @@ class PromptEncoder:
             field = self._bad_field(asked.protocol, fields)
             if field is None:
                 raise RequestError(message) from error
-            renamed = field == "max_tokens" and body.get("max_completion_tokens") is not None
-            raise InvalidFieldError("max_completion_tokens" if renamed else field, message) from error
+            if field == "max_tokens" and body.get("max_completion_tokens") is not None:
+                field = "max_completion_tokens"
+            # The protocol of some clients has no other place for the name.
+            raise InvalidFieldError(field, message if field in message else f"{field}: {message}") from error
 
     def _bad_field(self, protocol: Protocol, fields: Mapping[str, Any]) -> str | None:
         """The field that is refused on its own too: the prompt layer's messages do not always name it."""
@@ -297,6 +299,10 @@ def _template_fields(arguments: object) -> dict[str, Any]:
     fields: dict[str, Any] = {}
     thinking = arguments.get("thinking", arguments.get("enable_thinking"))
     if thinking is not None:
+        if not isinstance(thinking, bool):
+            raise InvalidFieldError(
+                "chat_template_kwargs", f"chat_template_kwargs: thinking must be true or false, not {thinking!r}"
+            )
         fields["thinking"] = {"type": "enabled" if thinking else "disabled"}
     if arguments.get("reasoning_effort") is not None:
         fields["reasoning_effort"] = arguments["reasoning_effort"]

@@ -22,6 +22,8 @@ STOP_STRINGS_MAX = 16
 STOP_CHARS_MAX = 1024
 STOP_IDS_MAX = 1024
 LOGIT_BIASES_MAX = 4096
+ID_DIGITS_MAX = 10
+"""Of a token id that is written as text."""
 CHOICES_MAX = 128
 COMPLETION_MAX_TOKENS = 16
 """Of `/v1/completions` when the request does not say: OpenAI's default."""
@@ -205,7 +207,7 @@ def check_token_ids(field: str, ids: Iterable[int], *, vocab_size: int) -> None:
 
 
 def _token_id(key: str) -> int:
-    try:
-        return int(key)
-    except ValueError:
-        raise InvalidFieldError("logit_bias", f"logit_bias: {key[:40]!r} is not a token id") from None
+    """Digits alone: `int` would also read other alphabets' digits, spaces and `1_0`."""
+    if not (key.isascii() and key.isdigit() and len(key) <= ID_DIGITS_MAX):
+        raise InvalidFieldError("logit_bias", f"logit_bias: {key[:40]!r} is not a token id")
+    return int(key)

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 
 from starlette.responses import Response
 
+from whalepod.cluster.error_codes import MESSAGE_CHARS_MAX
 from whalepod.core.errors import (
     AuthenticationError,
     CancelledError,
@@ -116,7 +117,7 @@ def error_body(error: ServingError) -> dict[str, object]:
 def anthropic_error_body(error: ServingError) -> dict[str, object]:
     """`{"type": "error", "error": {"type", "message"}}`."""
     kind = ANTHROPIC_TYPES.get(http_error_of(error).status, "api_error")
-    return {"type": "error", "error": {"type": kind, "message": str(error)}}
+    return {"type": "error", "error": {"type": kind, "message": _told(str(error))}}
 
 
 def responses_event_body(error: ServingError) -> dict[str, object]:
@@ -183,4 +184,10 @@ def _snake_case(name: str) -> str:
 
 
 def _body(message: str, entry: HttpError, param: str | None) -> dict[str, object]:
-    return {"error": {"message": message, "type": entry.type, "param": param, "code": entry.code}}
+    return {"error": {"message": _told(message), "type": entry.type, "param": param, "code": entry.code}}
+
+
+def _told(message: str) -> str:
+    """Some messages quote what the client sent: as much of it as a reader needs, and what was expected, at the end."""
+    half = MESSAGE_CHARS_MAX // 2
+    return message if len(message) <= MESSAGE_CHARS_MAX else f"{message[:half]} … {message[-half:]}"

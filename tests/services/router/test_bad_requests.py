@@ -97,6 +97,9 @@ async def check_refused(
         ("frequency_penalty", -3),
         ("repetition_penalty", 0),
         ("logit_bias", {"x": 1}),
+        ("logit_bias", {"1_0": 1}),
+        ("logit_bias", {"\uff11": 1}),
+        ("logit_bias", {" 5": 1}),
         ("logit_bias", {"5": 101}),
         ("logit_bias", {"-1": 1}),
         ("logit_bias", {"99999999": 1}),
@@ -186,6 +189,7 @@ async def test_b9_more_tokens_than_fit_are_refused(
         ("top_k", -5),
         ("min_p", 2),
         ("chat_template_kwargs", 7),
+        ("chat_template_kwargs", {"thinking": "false"}),
         ("response_format", {"type": "grammar"}),
         ("response_format", {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "sting"}}}),
         ("guided_regex", "a("),
@@ -198,6 +202,26 @@ async def test_a_bad_value_in_a_conversation_is_refused_by_name(
 ) -> None:
     response = await router.http.post("/v1/chat/completions", json={**CHAT, field: value})
     await check_refused(router, decode, response, 400, field)
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "field"),
+    [
+        ("/v1/messages", {"messages": [{"role": "user"}], "max_tokens": 1}, "messages"),
+        ("/v1/messages", {**CHAT, "max_tokens": "x" * 100_000}, "max_tokens"),
+        ("/v1/chat/completions", {**CHAT, "max_tokens": "x" * 100_000}, "max_tokens"),
+        ("/v1/responses", {"input": "a", "tools": "x" * 100_000}, "tools"),
+        ("/v1/completions", {"prompt": "a", "top_k": 10**4000}, "top_k"),
+        ("/v1/completions", {"prompt": "a", "model": "x" * 100_000}, "model"),
+    ],
+)
+async def test_a_message_names_the_field_in_every_protocol_and_stays_short(
+    router: RouterUnderTest, path: str, body: dict[str, Any], field: str
+) -> None:
+    response = await router.http.post(path, json=body)
+    message = response.json()["error"]["message"]
+    assert field in message
+    assert len(message) < 2100
 
 
 @pytest.mark.parametrize(
