@@ -28,6 +28,7 @@ from whalepod.cluster.config import ClusterConfig, TlsSettings
 from whalepod.cluster.embedded_redis import EmbeddedRedis, EmbeddedRedisSettings
 from whalepod.cluster.fault_switch import sign_order
 from whalepod.cluster.free_ports import with_free_ports
+from whalepod.cluster.peer_tls import PeerTls
 from whalepod.cluster.registrar import Registrar
 from whalepod.core.clock import SYSTEM_CLOCK
 from whalepod.core.errors import ConfigError, UnavailableError
@@ -396,6 +397,24 @@ async def test_processes_share_a_port_show_themselves_to_operators_and_drain_tog
 def _requests(page: str) -> int:
     counts = re.findall(r"^whalepod_requests_total\{.*\} (\S+)$", page, re.MULTILINE)
     return sum(int(float(count)) for count in counts)
+
+
+async def test_a_router_process_finds_and_asks_ranks_over_mutual_tls(config: ClusterConfig, tmp_path: Path) -> None:
+    authority = Authority(tmp_path, "cluster-ca")
+    pair = authority.issue("peer")
+    files = TlsSettings(peer_cert_file=pair.cert, peer_key_file=pair.key, peer_ca_file=authority.pem)
+    decode, prefill = FakeDecode(), FakePrefill()
+    decode.server.tls = prefill.server.tls = PeerTls.of(files)
+    addresses = {"decode": (), "prefill": ()}
+    async with registered(config, [decode, prefill]):
+        for static in (False, True):
+            if static:
+                addresses = {one.server.role.pool: (one.server.info().address,) for one in (decode, prefill)}
+            router = config.router.model_copy(update=addresses)
+            async with running(config.model_copy(update={"tls": files, "router": router})) as client:
+                await until_ready(client)
+                assert (await client.post("/v1/completions", json=body())).status_code == 200
+    assert len(decode.seen.starts) == 2
 
 
 async def test_a_router_takes_orders_of_faults_only_where_they_are_allowed(config: ClusterConfig) -> None:
