@@ -337,7 +337,8 @@ async def test_processes_share_a_port_show_themselves_to_operators_and_drain_tog
     """One of them is killed in between: the others serve, and it comes back."""
     decode = FakeDecode()
     file = tmp_path / "cluster.json"
-    admin_port = _two_free_ports()
+    # Of a pool of two: it has ports that follow each other.
+    admin_port = with_free_ports(router_config(config.model_dir, prefill_replicas=2), search_from=24_000).prefill.port
     settings: dict[str, Any] = config.model_dump(mode="json", exclude_none=True) | {"secret": SECRET.key.decode()}
     settings["router"] |= {"processes": 2, "admin_port": admin_port}
     settings["prefill"]["replicas"] = 0
@@ -352,7 +353,7 @@ async def test_processes_share_a_port_show_themselves_to_operators_and_drain_tog
                 return False
 
         async def until_all_are_ready() -> None:
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(90):
                 while not await ready():
                     await asyncio.sleep(0.05)
 
@@ -438,15 +439,3 @@ def test_several_processes_need_a_port_for_operators() -> None:
     assert config.admin_ports == (9500, 9501)
     with pytest.raises(ValueError, match=r"grpc_port and admin_port \+ 1 are both port 8001"):
         ClusterConfig.model_validate({"router": {"processes": 2, "admin_port": 8000, "http_port": 7999}})
-
-
-def _two_free_ports() -> int:
-    """The first of two that follow each other."""
-    while True:
-        port = _free_port()
-        with socket.socket() as probe:
-            try:
-                probe.bind(("127.0.0.1", port + 1))
-            except OSError:
-                continue
-        return port
