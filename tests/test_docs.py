@@ -15,6 +15,7 @@ from tests.docs_blocks import COMMAND, PAGES, all_blocks, blocks, run_by_tests, 
 from tests.docs_tables import DeclaredMetric, declared_metrics, tables, with_table
 from tests.failure_rows import ROWS, row_tests
 from tests.house_rules import PRODUCT_FOLDERS, ROOT, Source, read_sources
+from whalepod import __version__
 from whalepod.cli.main import COMMANDS, load_command
 
 
@@ -111,7 +112,10 @@ def test_names_in_the_kubernetes_commands_are_those_that_the_chart_makes() -> No
     (example,) = re.findall(r"--values (\S+)", block.text)
     manifests = render(EXAMPLES[Path(example).stem], name=release)
     made = {f"{manifest['kind'].lower()}/{manifest['metadata']['name']}" for manifest in manifests}
-    assert set(re.findall(r"rollout status (\S+)", block.text)) <= made
+    named = set(re.findall(r"\b(?:deployment|service)/\S+", block.text))
+    assert len(named) == 3
+    assert named <= made
+    assert f"--tag whalepod:{__version__} " in block.text
     assert f"helm --namespace serving test {release}" in block.text
     assert (ROOT / chart).is_dir()
     assert (ROOT / example).is_file()

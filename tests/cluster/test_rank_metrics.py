@@ -54,6 +54,15 @@ def gauges(load: RankLoad) -> dict[str, float]:
     return {line.split()[0]: float(line.split()[1]) for line in lines if not line.startswith("#")}
 
 
+def test_a_machines_cache_tells_its_blocks_and_a_rank_without_one_nothing() -> None:
+    load = RankLoad(slots_total=8, blocks_free=16, blocks_total=64)
+    told = gauges(load)
+    assert (told["whalepod_kv_node_cache_blocks_used"], told["whalepod_kv_node_cache_blocks"]) == (3, 8)
+    registry = CollectorRegistry()
+    registry.register(LoadCollector(lambda: load, EngramReads(), lambda: None))
+    assert "node_cache" not in generate_latest(registry).decode()
+
+
 def test_queues_and_kv_use_have_the_names_of_other_engines_too() -> None:
     told = gauges(RankLoad(running=3, waiting=2, slots_total=8, blocks_free=16, blocks_total=64))
     assert (told["whalepod_rank_kv_blocks_free"], told["whalepod_rank_kv_blocks_used"]) == (16, 48)
