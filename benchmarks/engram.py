@@ -6,7 +6,8 @@ A table of the released row (256 E4M3 codes, 8 scales) in a file, mapped as a ch
 rows of each token, drawn evenly, so that hardly any page is met twice. Before each way the file leaves the page cache.
 Steps compute for as long as `--compute-ms` says, which is when the next step's rows can be looked at.
 
-    cold     gathered when they are needed, one page after the other (whatever else the table's readers do is off)
+    around   gathered when they are needed, each missing page with what the disk reads around it (`read_ahead_kb`)
+    cold     gathered when they are needed, one page after the other
     brought  read side by side when they are needed            ahead    read side by side while the step before computes
     warm     gathered once more: all pages are there
 
@@ -33,6 +34,7 @@ from torch import Tensor
 from whalepod.model.checkpoint import EngramTable
 from whalepod.model.engram_ahead import EngramAhead
 from whalepod.model.engram_reads import EngramReads
+from whalepod.model.mapped_memory import expect_random_reads
 
 WIDTH, SCALES, COLUMNS = 256, 8, 24
 
@@ -50,7 +52,7 @@ def main() -> None:
         print(f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}")
         print(f"{asked.gib:g} GiB, {asked.tokens} tokens a step, {asked.steps} steps of {asked.compute_ms:g} ms")
         figures: dict[str, Any] = {}
-        for way in ("cold", "brought", "ahead", "warm"):
+        for way in ("around", "cold", "brought", "ahead", "warm"):
             figures[f"{way}_ms"], pages = bench.run(way, asked.tokens, asked.steps, asked.compute_ms / 1e3)
             print(f"{way:8} {figures[f'{way}_ms']:9.1f} ms   {pages} pages of the disk waited for", flush=True)
     figures["ahead_of_cold"] = round(figures["cold_ms"] / figures["ahead_ms"], 1)
@@ -70,6 +72,8 @@ class Bench:
     def run(self, way: str, tokens: int, steps: int, compute_s: float) -> tuple[float, int]:
         """Median milliseconds of a step's wait, and pages waited for."""
         table = self._open(cold=way != "warm")
+        for tensor in table.stored if way != "around" else ():
+            expect_random_reads(tensor)
         reads = EngramReads()
         ahead = EngramAhead({0: table}, reads)
         generator = torch.Generator().manual_seed(1)
@@ -81,7 +85,7 @@ class Bench:
         for step, rows in enumerate(wanted):
             reads.cold = way in ("brought", "ahead")
             began_s = time.perf_counter()
-            if way != "cold":
+            if way not in ("around", "cold"):
                 ahead.bring({0: rows})
             with reads.reading(rows.numel()):
                 table.rows(rows)

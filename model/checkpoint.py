@@ -22,6 +22,7 @@ from torch import Tensor
 from whalepod.core.errors import CheckpointError
 
 from .config import ModelConfig
+from .mapped_memory import expect_random_reads
 from .tensor_layout import ModelRole, Storage, TensorSpec, specs_for_role, stored_names, vision_specs
 from .weight_formats import decode_fp8_blocks, decode_fp8_rows, decode_mxfp4
 
@@ -262,7 +263,10 @@ class _Files:
 
     def table(self, spec: TensorSpec, dtype: torch.dtype) -> EngramTable:
         plain = self._entries[spec.name].dtype in _FLOATS
-        return EngramTable(self._tensor(spec.name), None if plain else self._tensor(spec.scale_name), dtype)
+        table = EngramTable(self._tensor(spec.name), None if plain else self._tensor(spec.scale_name), dtype)
+        for tensor in table.stored:
+            expect_random_reads(tensor)
+        return table
 
     def _tensor(self, name: str) -> Tensor:
         return self._entries[name].file.get_tensor(name)

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import re
 import threading
 from pathlib import Path
 
@@ -52,6 +53,26 @@ def test_rows_that_were_expected_are_in_memory_when_they_are_needed(tmp_path: Pa
     with reads.reading(len(ids)):
         table.rows(ids)
     assert reads.cold_pages == 0 < reads.ahead_pages
+
+
+@pytest.mark.skipif(not Path("/proc/self/smaps").exists(), reason="Linux")
+def test_tables_are_mapped_to_be_read_at_random(tmp_path: Path) -> None:
+    """Else a row that is missing is read with megabytes around it."""
+    write_tiny_checkpoint(tmp_path)
+    tables = load_engram_tables(tmp_path, ModelConfig.from_dir(tmp_path))
+    for tensor in (tensor for table in tables.values() for tensor in table.stored):
+        assert "rr" in flags_of_mapping(tensor.data_ptr() + tensor.numel() // 2)
+
+
+def flags_of_mapping(address: int) -> list[str]:
+    """As the kernel abbreviates them."""
+    inside = False
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        if found := re.match(r"([0-9a-f]+)-([0-9a-f]+) ", line):
+            inside = int(found[1], 16) <= address < int(found[2], 16)
+        elif inside and line.startswith("VmFlags:"):
+            return line.split()[1:]
+    return []
 
 
 def test_readers_rest_while_everything_is_in_memory(tmp_path: Path) -> None:
