@@ -28,12 +28,13 @@ STOP_SLACK_S = 5.0
 def router(
     config: ClusterConfig,
     process: Annotated[int | None, typer.Option(hidden=True, help="Which of router.processes this is.")] = None,
+    parent: Annotated[int, typer.Option(hidden=True, help="Who has started it.")] = 0,
 ) -> None:
     """Serve HTTP and gRPC until SIGTERM, then finish what is here and exit with 0."""
     if config.router.processes > 1 and process is None:
         uvloop.run(_run_processes(config))
     else:
-        uvloop.run(_run_one(config, process))
+        uvloop.run(_run_one(config, process, parent))
 
 
 async def _run_processes(config: ClusterConfig) -> None:
@@ -42,7 +43,7 @@ async def _run_processes(config: ClusterConfig) -> None:
     Raises ConfigError if a port is taken, UnavailableError if one of them does not stay.
     """
     check_ports(config)
-    command = [sys.executable, "-m", "whalepod", *sys.argv[1:], "--process"]
+    command = [sys.executable, "-m", "whalepod", *sys.argv[1:], "--parent", str(os.getpid()), "--process"]
     children = [
         SupervisedChild(f"router process {index}", [*command, str(index)]) for index in range(config.router.processes)
     ]
@@ -61,7 +62,7 @@ async def _run_processes(config: ClusterConfig) -> None:
         await asyncio.gather(*(child.stop(timeout_s=patience_s) for child in children))
 
 
-async def _run_one(config: ClusterConfig, process: int | None) -> None:
+async def _run_one(config: ClusterConfig, process: int | None, parent: int) -> None:
     stop = asyncio.Event()
 
     def listen_to_signals() -> None:
@@ -69,15 +70,14 @@ async def _run_one(config: ClusterConfig, process: int | None) -> None:
 
     # Again when the fronts listen: the HTTP server takes the signals for itself when it starts.
     listen_to_signals()
-    watching = None if process is None else asyncio.create_task(_stop_without_parent(stop))
+    watching = None if process is None else asyncio.create_task(_stop_without(parent, stop))
     await run_router(config, stop=stop, on_ready=listen_to_signals, index=process or 0)
     if watching is not None:
         watching.cancel()
 
 
-async def _stop_without_parent(stop: asyncio.Event) -> None:
-    """Nobody else would: it has a session of its own."""
-    parent = os.getppid()
+async def _stop_without(parent: int, stop: asyncio.Event) -> None:
+    """Nobody else would: it has a session of its own. The parent may be gone before this begins."""
     while os.getppid() == parent:
         await asyncio.sleep(LOOK_S)
     stop.set()
