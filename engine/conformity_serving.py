@@ -121,13 +121,13 @@ class _Rank:
         """Take over what `source` has below `boundary`: its full blocks, and a snapshot if a kind is given."""
         full_blocks = boundary // self.boundaries.block_tokens
         for block_id in range(full_blocks):
-            self.image.import_block(block_id, source.image.export_block(block_id))
+            self.image.import_block(block_id, source.image.export_block(block_id).wait())
         snapshot = None
         if kind is not None:
             value = source.image.export_snapshot(
                 kind, slot=0, blocks=source.blocks, boundary=boundary, prompt_tokens=prompt_tokens
             )
-            snapshot = self.image.parse(value)
+            snapshot = self.image.parse(value.wait())
             assert snapshot is not None, "a snapshot of the same model is well-formed"
             self.image.import_snapshot(snapshot, slot=0, blocks=self.blocks)
         at = SnapshotAt(boundary, exact=True) if snapshot is not None else None

@@ -26,6 +26,7 @@ from whalepod.model.draft import Anchor
 
 from .block_pool import Slot
 from .grammar.masks import Flags
+from .host_copies import Mark
 from .interface import SampledToken, StepWork
 from .runner import LogitsOrError, RowLogits, StepRunner, run_isolated
 from .sequence import Sequence
@@ -116,6 +117,8 @@ class LaunchedStep:
         self.logits: dict[int, LogitsOrError] = {}
         """Of guided rows that are not drawn yet, by index."""
         self.futures: list[Future[None]] = []
+        self.mark: Mark = None
+        """Behind its rows."""
 
     @property
     def guided(self) -> bool:
@@ -136,13 +139,16 @@ class Device:
         look_back: int,
         ahead: bool,
         clock: Clock,
+        mark: Callable[[], Mark],
         speculator: Speculator | None = None,
     ) -> None:
         """`look_back`: tokens before its own that a row looks at. `ahead`: steps run on a thread beside the caller;
-        else within `launch`. Without a `speculator` nothing is drafted."""
+        else within `launch`. `mark` is called there, behind the rows of each. Without a `speculator` nothing is
+        drafted."""
         self._runner = runner
         self._look_back = look_back
         self._clock = clock
+        self._mark = mark
         self._speculator = speculator
         self._executor: Executor | _InPlace = ThreadPoolExecutor(1, "engine-device") if ahead else _InPlace()
         # None: nothing that a next row could follow.
@@ -176,6 +182,7 @@ class Device:
         finally:
             step.proposed.set_result(None)
         outcomes = run_isolated(self._runner, [step.rows[index] for index in ready])
+        step.mark = self._mark()
         free: dict[int, LogitsOrError] = {}
         for index, outcome in zip(ready, outcomes, strict=True):
             (step.logits if step.rows[index].guided else free)[index] = outcome

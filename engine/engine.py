@@ -85,14 +85,13 @@ class Engine:
         self._chunk_tokens = options.chunk_tokens
         self._clock = clock
         limits = step_limits(options, group_tokens=config.group_tokens, block_tokens=model.block_tokens)
-        pool = BlockPool(self.memory.blocks)
-        slots = SlotPool(self.memory.slots)
+        pool, slots = BlockPool(self.memory.blocks), SlotPool(self.memory.slots)
         self._scheduler = Scheduler(blocks=pool, slots=slots, limits=limits, stops=self._chunk_stops)
         caches = model.allocate(blocks=self.memory.blocks, slots=self.memory.slots)
         image = StateImage(caches, config)
         self.transfers: Transfers | None = None
         if store is not None:
-            self.transfers = new_transfers(store, image.block_layout, options, deliver=deliver, clock=clock)
+            self.transfers = new_transfers(store, image, options, deliver=deliver, clock=clock)
         self._restorer = Restorer(
             image=image, pool=pool, boundaries=boundaries, transfers=self.transfers, options=options
         )
@@ -117,6 +116,7 @@ class Engine:
             model,
             options,
             runner=self._runner,
+            copies=image.copies,
             slots=self.memory.slots,
             scheduler=self._scheduler,
             guide=self._guide,

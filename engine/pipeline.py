@@ -20,6 +20,7 @@ from whalepod.model.config import ModelConfig
 
 from .device import UNKNOWN_ID, Device, LaunchedRows, LaunchedStep, RowResult
 from .guiding import Guide
+from .host_copies import HostCopies
 from .interface import StepWork
 from .options import RankOptions
 from .rank_model import RankModel
@@ -37,6 +38,7 @@ class Pipeline:
         self,
         device: Device,
         *,
+        copies: HostCopies,
         scheduler: Scheduler,
         guide: Guide,
         config: ModelConfig,
@@ -50,6 +52,7 @@ class Pipeline:
         self._expect = expect
         self._observe = observe
         self._device = device
+        self._copies = copies
         self._scheduler = scheduler
         self._guide = guide
         self._config = config
@@ -88,6 +91,7 @@ class Pipeline:
         while len(self._flying) > ahead:
             plan, step = self._flying.popleft()
             results = self._device.finish(step)
+            self._copies.settle(step.mark)
             self.works.append(step.work)
             self._observe(step.work)
             if self._planner is not None:
@@ -154,6 +158,7 @@ def new_pipeline(
     options: RankOptions,
     *,
     runner: StepRunner,
+    copies: HostCopies,
     slots: int,
     scheduler: Scheduler,
     guide: Guide,
@@ -173,10 +178,12 @@ def new_pipeline(
         look_back=config.engram_max_ngram_size - 1,
         ahead=ahead,
         clock=clock,
+        mark=copies.mark,
         speculator=speculator,
     )
     return Pipeline(
         device,
+        copies=copies,
         scheduler=scheduler,
         guide=guide,
         config=config,

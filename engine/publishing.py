@@ -7,6 +7,7 @@ cache.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import partial
 from itertools import islice
 
 from whalepod.core.block_keys import BlockKey
@@ -20,6 +21,7 @@ from whalepod.kvstore.value_format import SnapshotValue
 from .block_pool import BlockPool
 from .boundaries import Boundaries
 from .finish import Finish
+from .host_copies import Copied
 from .interface import Fidelity, Handoff, HandoffEvent, SampledToken, SnapshotKind, StepEvent
 from .options import RankOptions
 from .parking import Parked
@@ -86,6 +88,7 @@ class Publisher:
         if transfers is None or not sequence.shares_prefix:
             return
         owner = sequence.owner if sequence.is_prefill else None
+        deadline = self._deadline(sequence)
         while sequence.blocks_published < len(sequence.blocks_exact):
             depth = sequence.blocks_published
             if owner is not None and depth in sequence.entrusted:
@@ -94,10 +97,8 @@ class Publisher:
                 continue
             block_hash = sequence.hash_of(depth, block_tokens=self._boundaries.block_tokens)
             if transfers.has_room(size, owner=owner, block=block_hash):
-                payload = self._image.export_block(sequence.blocks[depth])
-                exact, owner_tag = sequence.blocks_exact[depth], sequence.request.owner
-                block = BlockToPut(self._key(sequence, depth), payload, exact=exact, owner=owner_tag)
-                transfers.write(BlockWrite(block, size, owner, self._deadline(sequence)))
+                copied = self._image.export_block(sequence.blocks[depth])
+                transfers.write(BlockWrite(copied.made(partial(self._block, sequence, depth)), size, owner, deadline))
             elif owner is not None:
                 return
             sequence.blocks_published += 1
@@ -111,13 +112,13 @@ class Publisher:
         self.publish_blocks(sequence)
         if leaving.snapshot_sent or sequence.blocks_published < len(sequence.blocks_exact):
             return None
-        value = self._snapshot(sequence, self._handoff_kind, leaving.first_token)
+        copied = self._snapshot(sequence, self._handoff_kind, leaving.first_token)
         transfers.write(
             SnapshotWrite(
                 handoff_snapshot_key(sequence.request.request_id, sequence.request.attempt),
-                value,
+                copied,
                 life_s=HANDOFF_LIFE_S,
-                bytes=bytes_of(value),
+                bytes=bytes_of(copied.value),
                 owner=sequence.owner,
                 deadline=sequence.request.deadline,
                 traceparent=sequence.request.traceparent,
@@ -152,9 +153,11 @@ class Publisher:
         if full_blocks * self._image.block_layout.payload_bytes > self._parked_bytes_free:
             return None
         above = sequence.computed > sequence.floor
+        blocks = [self._image.export_block(block_id) for block_id in sequence.blocks[:full_blocks]]
+        snapshot = self._snapshot(sequence, SnapshotKind.FULL if above else SnapshotKind.ENCODER, None)
         return Parked(
-            snapshot=self._snapshot(sequence, SnapshotKind.FULL if above else SnapshotKind.ENCODER, None),
-            payloads=[self._image.export_block(block_id) for block_id in sequence.blocks[:full_blocks]],
+            snapshot=snapshot.wait(),
+            payloads=[block.wait() for block in blocks],
             blocks_exact=tuple(sequence.blocks_exact[:full_blocks]),
         )
 
@@ -223,11 +226,11 @@ class Publisher:
         transfers, borders = self._transfers, self._crash_borders(sequence)
         if transfers is None or sequence.is_prefill or not sequence.exact or sequence.computed not in borders[:1]:
             return
-        value = self._snapshot(sequence, SnapshotKind.FULL, None)
-        size = bytes_of(value)
+        copied = self._snapshot(sequence, SnapshotKind.FULL, None)
+        size = bytes_of(copied.value)
         if transfers.has_room(size, owner=None):
             key = self._crash_key(sequence, sequence.computed)
-            transfers.write(SnapshotWrite(key, value, CRASH_LIFE_S, size, None, self._deadline(sequence)))
+            transfers.write(SnapshotWrite(key, copied, CRASH_LIFE_S, size, None, self._deadline(sequence)))
         for border in borders[CRASH_KEPT : CRASH_KEPT + 1]:
             transfers.unlink(self._crash_key(sequence, border))
 
@@ -246,14 +249,20 @@ class Publisher:
         exact = sequence.exact and self._boundaries.window_start(boundary) >= sequence.windows_exact_from
         if transfers is None or not sequence.shares_prefix or not exact or not wanted:
             return
-        value = self._snapshot(sequence, SnapshotKind.ENCODER, None)
-        size = bytes_of(value)
+        copied = self._snapshot(sequence, SnapshotKind.ENCODER, None)
+        size = bytes_of(copied.value)
         if transfers.has_room(size, owner=None):
             last = self._key(sequence, boundary // self._boundaries.block_tokens - 1)
             key = turn_snapshot_key(last, mode=mode_of(SnapshotKind.ENCODER))
-            transfers.write(SnapshotWrite(key, value, TURN_LIFE_S, size, None, self._deadline(sequence)))
+            transfers.write(SnapshotWrite(key, copied, TURN_LIFE_S, size, None, self._deadline(sequence)))
 
-    def _snapshot(self, sequence: Sequence, kind: SnapshotKind, next_token: SampledToken | None) -> SnapshotValue:
+    def _block(self, sequence: Sequence, depth: int, payload: memoryview) -> BlockToPut:
+        exact, owner_tag = sequence.blocks_exact[depth], sequence.request.owner
+        return BlockToPut(self._key(sequence, depth), payload, exact=exact, owner=owner_tag)
+
+    def _snapshot(
+        self, sequence: Sequence, kind: SnapshotKind, next_token: SampledToken | None
+    ) -> Copied[SnapshotValue]:
         assert sequence.slot is not None
         return self._image.export_snapshot(
             kind,

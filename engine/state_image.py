@@ -1,5 +1,5 @@
-"""Turns blocks and windows on the device into the bytes of the store and back: the only place besides the network that
-touches cache memory.
+"""Turns blocks and windows on the device into the bytes of the store and back: which records, in which order
+(`host_copies.py` moves them).
 
     block      global KV of each source, then index keys of each (`kvstore.md` §3.3)
     snapshot   at boundary n: window rows n - W + 1 … n - 1 of each layer, draft rows n - W … n - 1 of each draft
@@ -14,17 +14,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from whalepod.kernels.quantise import PackedFormat
+from whalepod.kernels.record_runs import RecordPool, RecordRun, runs_bytes
 from whalepod.kvstore.value_format import BlockLayout, BytesLike, FormatId, PartKind, SnapshotValue
 from whalepod.model.caches import Caches
 from whalepod.model.config import ModelConfig
 from whalepod.model.record_formats import RecordFormat
 
+from .host_copies import Bytes, Copied, HostCopies
 from .interface import SampledToken, SnapshotKind
 from .snapshot_format import SequenceState, kind_of, mode_of
 
@@ -43,52 +45,41 @@ class Snapshot:
     boundary: int
     exact: bool
     state: SequenceState
-    parts: Mapping[PartKind, Tensor]
-    """uint8."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Rows:
-    """Some records of one layer: which, and where their codes end and their scales begin."""
-
-    records: Tensor
-    """[rows, record_bytes] uint8, a view of the caches."""
-    index: Tensor
-    """[wanted rows] int64."""
-    code_bytes: int
-
-    @property
-    def bytes(self) -> int:
-        return len(self.index) * self.records.shape[1]
-
-    def read(self) -> tuple[Tensor, Tensor]:
-        """All codes, all scales; flat."""
-        rows = self.records[self.index]
-        return rows[:, : self.code_bytes].reshape(-1), rows[:, self.code_bytes :].reshape(-1)
-
-    def write(self, data: Tensor) -> None:
-        """`data` [bytes] uint8, as `read` gives it."""
-        count, width, device = len(self.index), self.records.shape[1], self.records.device
-        codes = count * self.code_bytes
-        self.records[self.index, : self.code_bytes] = data[:codes].view(count, self.code_bytes).to(device)
-        self.records[self.index, self.code_bytes :] = data[codes:].view(count, width - self.code_bytes).to(device)
+    parts: Mapping[PartKind, Bytes]
 
 
 class StateImage:
-    """Of one rank's caches. Belongs to the thread that runs the model."""
+    """Of one rank's caches. Belongs to the engine's thread."""
 
     def __init__(self, caches: Caches, config: ModelConfig) -> None:
         self._caches = caches
         self._config = config
+        self.copies = HostCopies(caches.device)
+        window_codes = _code_bytes(caches.formats.window, config.head_dim)
+        self._windows, self._drafts = (
+            {layer: RecordPool(ring, window_codes) for layer, ring in rings.items()}
+            for rings in (caches.windows, caches.draft_windows)
+        )
+        self._entry_pools = [
+            (RecordPool(pool[source], code_bytes), config.ratio(source))
+            for pool, code_bytes in (
+                (caches.global_kv, _code_bytes(caches.formats.global_kv, config.head_dim)),
+                (caches.index_keys, _code_bytes(caches.formats.index_key, config.index_head_dim)),
+            )
+            for source in sorted(pool)
+        ]
+        """KV of each source, then index keys of each, with the source's ratio."""
+        raw = {source: caches.groups[source].flatten(2).view(torch.uint8) for source in sorted(caches.groups)}
+        self._groups = {source: RecordPool(rows, rows.shape[2]) for source, rows in raw.items()}
         self.block_layout = block_layout(caches)
 
-    def export_block(self, block_id: int) -> memoryview:
+    def export_block(self, block_id: int) -> Copied[memoryview]:
         """A full block's payload, copied."""
-        return _gather(self._entries(block_id, tokens=self._caches.block_tokens))
+        return self.copies.read(self._entries(block_id, tokens=self._caches.block_tokens))
 
     def import_block(self, block_id: int, payload: BytesLike) -> None:
         """Overwrite a block with a payload of `block_layout.payload_bytes`."""
-        _scatter(self._entries(block_id, tokens=self._caches.block_tokens), _bytes_tensor(payload))
+        self.copies.write(self._entries(block_id, tokens=self._caches.block_tokens), [_array(payload)])
 
     def export_snapshot(
         self,
@@ -100,19 +91,26 @@ class StateImage:
         prompt_tokens: int,
         exact: bool = True,
         next_token: SampledToken | None = None,
-    ) -> SnapshotValue:
+    ) -> Copied[SnapshotValue]:
         """A copy of the state at `boundary`. Exactly the rows below it have been computed, or at most K - W + 1
         more."""
-        rows = self._parts(kind, slot, self._block_at(boundary, blocks), boundary)
+        parts = self._parts(kind, slot, self._block_at(boundary, blocks), boundary)
         state = SequenceState(prompt_tokens, next_token).encode()
-        return SnapshotValue(
-            boundary_tokens=boundary,
-            mode=mode_of(kind),
-            parts={part: _gather(rows[part]) for part in rows} | {PartKind.STATE: state},
-            valid_from=max(0, boundary - self._config.window + 1),
-            exact=exact,
-            draft_fingerprint=DRAFT_OF_THE_NAMESPACE if PartKind.DRAFT_ROWS in rows else 0,
-        )
+
+        def snapshot(data: memoryview) -> SnapshotValue:
+            sizes = [runs_bytes(runs) for runs in parts.values()]
+            ends = list(accumulate(sizes))
+            pieces = {part: data[end - size : end] for part, size, end in zip(parts, sizes, ends, strict=True)}
+            return SnapshotValue(
+                boundary_tokens=boundary,
+                mode=mode_of(kind),
+                parts=pieces | {PartKind.STATE: state},
+                valid_from=max(0, boundary - self._config.window + 1),
+                exact=exact,
+                draft_fingerprint=DRAFT_OF_THE_NAMESPACE if PartKind.DRAFT_ROWS in parts else 0,
+            )
+
+        return self.copies.read([run for runs in parts.values() for run in runs]).made(snapshot)
 
     def parse(self, value: SnapshotValue) -> Snapshot | None:
         """None unless it is a whole snapshot of this model's shape that these caches can hold."""
@@ -120,19 +118,18 @@ class StateImage:
         if kind is None or not 0 < boundary <= POSITION_MAX or not self._can_hold(kind):
             return None
         state = SequenceState.parse(value.parts.get(PartKind.STATE, b""))
-        rows = self._parts(kind, 0, 0, boundary)
-        wanted = {part: sum(layer.bytes for layer in rows[part]) for part in rows}
+        wanted = {part: runs_bytes(runs) for part, runs in self._parts(kind, 0, 0, boundary).items()}
         found = {part: memoryview(data).nbytes for part, data in value.parts.items() if part != PartKind.STATE}
         if state is None or found != wanted:
             return None
-        parts = {part: _bytes_tensor(value.parts[part]) for part in wanted}
+        parts = {part: _array(value.parts[part]) for part in wanted}
         return Snapshot(kind=kind, boundary=boundary, exact=value.exact, state=state, parts=parts)
 
     def import_snapshot(self, snapshot: Snapshot, *, slot: int, blocks: Sequence[int]) -> None:
         """Write a snapshot's rows into a slot, and into the block that holds its boundary."""
-        block_id = self._block_at(snapshot.boundary, blocks)
-        for part, rows in self._parts(snapshot.kind, slot, block_id, snapshot.boundary).items():
-            _scatter(rows, snapshot.parts[part])
+        parts = self._parts(snapshot.kind, slot, self._block_at(snapshot.boundary, blocks), snapshot.boundary)
+        runs = [run for part in parts.values() for run in part]
+        self.copies.write(runs, [snapshot.parts[part] for part in parts])
 
     def _can_hold(self, kind: SnapshotKind) -> bool:
         return kind is SnapshotKind.ENCODER or len(self._caches.windows) == self._config.num_hidden_layers
@@ -141,56 +138,38 @@ class StateImage:
         """The block that the partial entries below `position` are in; any, if there are none."""
         return blocks[position // self._caches.block_tokens] if position % self._caches.block_tokens else 0
 
-    def _parts(self, kind: SnapshotKind, slot: int, block_id: int, boundary: int) -> dict[PartKind, list[_Rows]]:
-        """The rows of each part that is not empty, in the order of its bytes."""
-        caches, window = self._caches, self._config.window
+    def _parts(self, kind: SnapshotKind, slot: int, block_id: int, boundary: int) -> dict[PartKind, list[RecordRun]]:
+        """The records of each part that is not empty, in the order of its bytes."""
+        window = self._config.window
         full = kind is SnapshotKind.FULL
         layers = range(self._config.num_hidden_layers if full else self._config.last_kv_source + 1)
-        entries = self._entries(block_id, tokens=boundary % caches.block_tokens)
+        entries = self._entries(block_id, tokens=boundary % self._caches.block_tokens)
         half = len(entries) // 2
+        kept, drafted = max(0, boundary - window + 1), max(0, boundary - window)
         parts = {
             PartKind.GLOBAL_KV: entries[:half],
             PartKind.INDEX_KEYS: entries[half:],
-            PartKind.WINDOW_ROWS: [
-                self._ring(caches.windows[layer], slot, range(max(0, boundary - window + 1), boundary))
-                for layer in layers
-            ],
+            PartKind.WINDOW_ROWS: [self._ring(self._windows[layer], slot, kept, boundary) for layer in layers],
             PartKind.DRAFT_ROWS: [
-                self._ring(caches.draft_windows[block], slot, range(max(0, boundary - window), boundary))
-                for block in sorted(caches.draft_windows if full else ())
+                self._ring(self._drafts[block], slot, drafted, boundary)
+                for block in sorted(self._drafts if full else ())
             ],
-            PartKind.GROUP_STATE: [self._group(source, slot, boundary) for source in sorted(caches.groups)],
+            PartKind.GROUP_STATE: [self._group(source, slot, boundary) for source in self._groups],
         }
-        return {part: rows for part, rows in parts.items() if any(layer.bytes for layer in rows)}
+        return {part: runs for part, runs in parts.items() if runs_bytes(runs)}
 
-    def _entries(self, block_id: int, *, tokens: int) -> list[_Rows]:
+    def _entries(self, block_id: int, *, tokens: int) -> list[RecordRun]:
         """The first entries of a block: KV of each source, then index keys of each."""
-        caches, config = self._caches, self._config
-        pools = [
-            (caches.global_kv, _code_bytes(caches.formats.global_kv, config.head_dim)),
-            (caches.index_keys, _code_bytes(caches.formats.index_key, config.index_head_dim)),
-        ]
-        return [
-            _Rows(
-                records=pool[source].flatten(0, 1),
-                index=block_id * pool[source].shape[1] + torch.arange(tokens // config.ratio(source)),
-                code_bytes=code_bytes,
-            )
-            for pool, code_bytes in pools
-            for source in sorted(pool)
-        ]
+        return [RecordRun(pool, block_id, 0, tokens // ratio) for pool, ratio in self._entry_pools]
 
-    def _ring(self, ring: Tensor, slot: int, positions: range) -> _Rows:
-        """Window rows of some positions."""
-        index = slot * ring.shape[1] + torch.tensor(positions, dtype=torch.int64) % ring.shape[1]
-        return _Rows(ring.flatten(0, 1), index, _code_bytes(self._caches.formats.window, self._config.head_dim))
+    def _ring(self, pool: RecordPool, slot: int, start: int, end: int) -> RecordRun:
+        """Window rows of positions start … end - 1."""
+        return RecordRun(pool, slot, start, end - start)
 
-    def _group(self, source: int, slot: int, boundary: int) -> _Rows:
+    def _group(self, source: int, slot: int, boundary: int) -> RecordRun:
         """Raw rows of a source's unfinished group."""
-        ring = self._caches.groups[source]
-        records = ring.flatten(2).view(torch.uint8).flatten(0, 1)
-        positions = torch.arange(boundary - boundary % self._config.ratio(source), boundary)
-        return _Rows(records, slot * ring.shape[1] + positions % ring.shape[1], records.shape[1])
+        count = boundary % self._config.ratio(source)
+        return RecordRun(self._groups[source], slot, boundary - count, count)
 
 
 def block_layout(caches: Caches) -> BlockLayout:
@@ -209,19 +188,6 @@ def _code_bytes(record_format: RecordFormat, width: int) -> int:
     return record_format.record_bytes(width) - scales
 
 
-def _gather(rows: Sequence[_Rows]) -> memoryview:
-    joined = torch.cat([piece for layer in rows for piece in layer.read()]).cpu()
-    return memoryview(joined.numpy())  # pyright: ignore[reportArgumentType]  (numpy's stubs know no buffers before 3.12)
-
-
-def _scatter(rows: Sequence[_Rows], data: Tensor) -> None:
-    offset = 0
-    for layer in rows:
-        layer.write(data[offset : offset + layer.bytes])
-        offset += layer.bytes
-
-
-def _bytes_tensor(data: BytesLike) -> Tensor:
-    """[bytes] uint8. Shares memory with a writable buffer."""
-    array = np.frombuffer(data, dtype=np.uint8)
-    return torch.from_numpy(array if array.flags.writeable else array.copy())
+def _array(data: BytesLike) -> Bytes:
+    """The same memory."""
+    return np.frombuffer(data, dtype=np.uint8)

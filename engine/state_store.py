@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
 from whalepod.core.block_keys import RUN_BLOCKS, BlockKey
@@ -14,6 +15,10 @@ from whalepod.kvstore.value_format import SnapshotValue
 
 FETCH_RUNS_MAX = 16
 """Runs of blocks that one read asks for at most."""
+
+
+NewBuffer = Callable[[int], memoryview]
+"""Memory of so many bytes that a block is read into."""
 
 
 class StateStore(Protocol):
@@ -148,7 +153,7 @@ class RoomFreed:
 Answer = Loaded | Prefetched | HandoffWritten | RoomFreed
 
 
-def run_load(store: StateStore, job: LoadJob, *, block_bytes: int) -> Loaded:
+def run_load(store: StateStore, job: LoadJob, *, block_bytes: int, new_buffer: NewBuffer) -> Loaded:
     """Own snapshot, then blocks run by run up to the first that is missing; if that is not all, a turn snapshot where
     they end."""
     own: SnapshotValue | None = None
@@ -163,7 +168,8 @@ def run_load(store: StateStore, job: LoadJob, *, block_bytes: int) -> Loaded:
         present_stored = store.lookup(job.keys[: job.blocks_present], deadline=job.deadline)
     payloads, exact = list(job.payloads), list(job.payloads_exact)
     giver, worth_s, keys = job.handed_off_by, job.block_worth_s, job.keys[:wanted]
-    _fetch_on(store, job, keys, payloads, exact, block_bytes=block_bytes, giver=giver, worth_s=worth_s)
+    buffers = partial(new_buffer, block_bytes)
+    _fetch_on(store, job, keys, payloads, exact, new_buffer=buffers, giver=giver, worth_s=worth_s)
     blocks, turn = job.blocks_present + len(payloads), None
     if job.turn_snapshot is not None and (own is None or blocks < wanted):
         key = job.turn_snapshot(blocks)
@@ -171,11 +177,11 @@ def run_load(store: StateStore, job: LoadJob, *, block_bytes: int) -> Loaded:
     return Loaded(job, payloads, exact, present_stored=present_stored, own_snapshot=own, turn_snapshot=turn)
 
 
-def run_prefetch(store: StateStore, job: PrefetchJob, *, block_bytes: int) -> Prefetched:
+def run_prefetch(store: StateStore, job: PrefetchJob, *, block_bytes: int, new_buffer: NewBuffer) -> Prefetched:
     """Blocks run by run up to the first that is missing."""
     payloads: list[memoryview] = []
     exact: list[bool] = []
-    _fetch_on(store, job, job.keys, payloads, exact, block_bytes=block_bytes, giver=None)
+    _fetch_on(store, job, job.keys, payloads, exact, new_buffer=partial(new_buffer, block_bytes), giver=None)
     return Prefetched(job, payloads, exact)
 
 
@@ -186,7 +192,7 @@ def _fetch_on(
     payloads: list[memoryview],
     exact: list[bool],
     *,
-    block_bytes: int,
+    new_buffer: Callable[[], memoryview],
     giver: str | None,
     worth_s: float | None = None,
 ) -> None:
@@ -196,7 +202,7 @@ def _fetch_on(
         first = job.blocks_present + len(payloads)
         keys = wanted[first : first + runs * RUN_BLOCKS - first % RUN_BLOCKS]
         runs = min(2 * runs, FETCH_RUNS_MAX)
-        buffers = [memoryview(bytearray(block_bytes)) for _ in keys]
+        buffers = [new_buffer() for _ in keys]
         fetched = store.fetch_blocks(
             keys,
             buffers,

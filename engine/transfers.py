@@ -24,15 +24,18 @@ from whalepod.core.ids import RequestId
 from whalepod.core.tracing import span
 from whalepod.kvstore.client import BlockToPut
 from whalepod.kvstore.metrics import WRITES_DROPPED
-from whalepod.kvstore.value_format import BlockLayout, SnapshotValue
+from whalepod.kvstore.value_format import SnapshotValue
 
+from .host_copies import Copied
 from .left_handoffs import LeftHandoffs
 from .options import RankOptions
+from .state_image import StateImage
 from .state_store import (
     Answer,
     HandoffWritten,
     Loaded,
     LoadJob,
+    NewBuffer,
     Owner,
     Prefetched,
     PrefetchJob,
@@ -50,7 +53,7 @@ SEEN_BLOCKS_MAX = 1 << 16
 
 @dataclass(frozen=True, slots=True)
 class BlockWrite:
-    block: BlockToPut
+    block: Copied[BlockToPut]
     bytes: int
     owner: Owner | None
     """The hand-off it belongs to. None: it may be dropped, nobody waits for it."""
@@ -74,7 +77,7 @@ class SnapshotWrite:
     """With an owner: the last write of a hand-off."""
 
     key: bytes
-    value: SnapshotValue
+    value: Copied[SnapshotValue]
     life_s: float
     bytes: int
     owner: Owner | None
@@ -134,6 +137,7 @@ class Transfers:
         store: StateStore,
         *,
         block_bytes: int,
+        new_buffer: NewBuffer,
         queue_bytes_max: int,
         write_timeout_s: float,
         deliver: Callable[[Answer], None],
@@ -141,6 +145,7 @@ class Transfers:
     ) -> None:
         self._store = store
         self._block_bytes = block_bytes
+        self._new_buffer = new_buffer
         self._queue_bytes_max = queue_bytes_max
         self._write_timeout_s = write_timeout_s
         self._deliver = deliver
@@ -262,7 +267,7 @@ class Transfers:
 
     def _run_prefetch(self, job: PrefetchJob) -> None:
         try:
-            fetched = run_prefetch(self._store, job, block_bytes=self._block_bytes)
+            fetched = run_prefetch(self._store, job, block_bytes=self._block_bytes, new_buffer=self._new_buffer)
         except Exception:
             log.exception("a prefetch failed: it is fetched later")
             fetched = Prefetched(job)
@@ -274,7 +279,7 @@ class Transfers:
     def _run_load(self, job: LoadJob) -> None:
         try:
             with span("kv restore", job.traceparent, blocks_wanted=len(job.keys)) as restored:
-                loaded = run_load(self._store, job, block_bytes=self._block_bytes)
+                loaded = run_load(self._store, job, block_bytes=self._block_bytes, new_buffer=self._new_buffer)
                 restored.set(
                     blocks_on_device=job.blocks_present,
                     blocks_fetched=len(loaded.payloads),
@@ -319,7 +324,7 @@ class Transfers:
         """Of a write that nobody waits for: by whether its block was offered before."""
         if not isinstance(write, BlockWrite):
             return self._other_writes
-        block = write.block.key.hash
+        block = write.block.value.key.hash
         queue = self._shared_writes if block in self._seen_blocks else self._other_writes
         self._note_seen(block)
         return queue
@@ -341,13 +346,14 @@ class Transfers:
             if head.owner is not None:
                 with self._changed:
                     self._left.note(head.key, head.deadline)
+            value = head.value.wait()
             with span("kv store", head.traceparent, bytes=head.bytes) as storing:
-                stored = self._store.put_snapshot(head.key, head.value, ttl_s=head.life_s, deadline=deadline)
+                stored = self._store.put_snapshot(head.key, value, ttl_s=head.life_s, deadline=deadline)
                 storing.set(stored=stored)
             return int(stored)
         if isinstance(head, EntrustedWrite):
             return _leading_stored([write.stored for write in batch if isinstance(write, EntrustedWrite)], deadline)
-        blocks = [write.block for write in batch if isinstance(write, BlockWrite)]
+        blocks = [write.block.wait() for write in batch if isinstance(write, BlockWrite)]
         return self._store.put_blocks(blocks, deadline=deadline)
 
     def _has_failed(self, owner: Owner) -> bool:
@@ -380,12 +386,13 @@ def _leading_stored(answers: Sequence[Future[bool]], deadline: Deadline) -> int:
 
 
 def new_transfers(
-    store: StateStore, layout: BlockLayout, options: RankOptions, *, deliver: Callable[[Answer], None], clock: Clock
+    store: StateStore, image: StateImage, options: RankOptions, *, deliver: Callable[[Answer], None], clock: Clock
 ) -> Transfers:
-    """Of a rank with these options, for blocks of `layout`."""
+    """Of a rank with these options, for blocks of `image`."""
     return Transfers(
         store,
-        block_bytes=layout.payload_bytes,
+        block_bytes=image.block_layout.payload_bytes,
+        new_buffer=image.copies.new_buffer,
         queue_bytes_max=options.publish_queue_bytes,
         write_timeout_s=options.publish_timeout_s,
         deliver=deliver,

@@ -55,5 +55,7 @@ class Follower:
         if transfers is None or not transfers.has_room_for_entrusted(size):
             tell(False)
             return
-        value = BlockToPut(block.key, self._image.export_block(block.block), exact=block.exact, owner=block.owner)
+        value = self._image.export_block(block.block).made(
+            lambda payload: BlockToPut(block.key, payload, exact=block.exact, owner=block.owner)
+        )
         transfers.write(BlockWrite(value, size, None, Deadline.after(block.life_s, self._clock), tell))

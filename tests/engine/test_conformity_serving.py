@@ -6,11 +6,11 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-import torch
 
 from whalepod.engine.boundaries import Boundaries
 from whalepod.engine.conformity_serving import run_serving_sets
 from whalepod.engine.state_image import StateImage
+from whalepod.kernels.record_runs import RecordPool
 from whalepod.model.conformity import SetResult, Status, Vectors
 from whalepod.model.conformity_folder import Mode, VectorFolder
 
@@ -60,15 +60,15 @@ def test_a_planted_bug_is_caught(check: str, planted: str, monkeypatch: pytest.M
         case "one window row fewer":
             ring = StateImage._ring
 
-            def shorter(self: StateImage, rows: torch.Tensor, slot: int, positions: range) -> object:
-                return ring(self, rows, slot, positions[1:])
+            def shorter(self: StateImage, pool: RecordPool, slot: int, start: int, end: int) -> object:
+                return ring(self, pool, slot, min(start + 1, end), end)
 
             monkeypatch.setattr(StateImage, "_ring", shorter)
         case "one draft row fewer":
             whole = StateImage._ring
 
-            def shorter_draft(self: StateImage, rows: torch.Tensor, slot: int, positions: range) -> object:
-                return whole(self, rows, slot, positions[len(positions) == 16 :])
+            def shorter_draft(self: StateImage, pool: RecordPool, slot: int, start: int, end: int) -> object:
+                return whole(self, pool, slot, start + (end - start == 16), end)
 
             monkeypatch.setattr(StateImage, "_ring", shorter_draft)
         case "no unfinished group":

@@ -207,12 +207,12 @@ def _is_as_fresh(world: World, sequence: Sequence) -> bool:
             model.network.forward([segment], caches)
     fresh, used = StateImage(caches, model.config), world.engine._publisher._image
     for depth in range(computed // model.block_tokens):
-        assert bytes(used.export_block(sequence.blocks[depth])) == bytes(fresh.export_block(depth))
+        assert bytes(used.export_block(sequence.blocks[depth]).wait()) == bytes(fresh.export_block(depth).wait())
     assert sequence.slot is not None
     mine, right = (
         image.export_snapshot(
             SnapshotKind.FULL, slot=slot, blocks=blocks, boundary=computed, prompt_tokens=sequence.prompt_tokens
-        )
+        ).wait()
         for image, slot, blocks in (
             (used, sequence.slot.index, sequence.blocks),
             (fresh, 0, tuple(range(len(sequence.blocks)))),

@@ -55,12 +55,12 @@ def _unchanged(caches: Caches, before: Mapping[str, torch.Tensor]) -> bool:
 
 
 def _export(image: StateImage, kind: SnapshotKind, boundary: int, *, slot: int = 1) -> SnapshotValue:
-    return image.export_snapshot(kind, slot=slot, blocks=BLOCKS, boundary=boundary, prompt_tokens=90)
+    return image.export_snapshot(kind, slot=slot, blocks=BLOCKS, boundary=boundary, prompt_tokens=90).wait()
 
 
 def test_a_block_is_kv_of_each_source_then_index_keys_codes_before_scales() -> None:
     caches = _caches(1)
-    payload = bytes(_image(caches).export_block(5))
+    payload = bytes(_image(caches).export_block(5).wait())
     expected = b""
     for pool, codes in ((caches.global_kv, 32), (caches.index_keys, 16)):  # 64 channels in FP4, 32 channels in FP4
         for source in (2, 4, 6):
@@ -79,7 +79,7 @@ def test_a_block_is_kv_of_each_source_then_index_keys_codes_before_scales() -> N
 def test_a_block_comes_back_elsewhere_and_nowhere_else(formats: CacheFormats) -> None:
     source, target = _caches(1, formats), _caches(2, formats)
     before = _tensors(target)
-    _image(target).import_block(3, bytes(_image(source).export_block(5)))
+    _image(target).import_block(3, bytes(_image(source).export_block(5).wait()))
     for name, now in _tensors(target).items():
         if name[:2] in ("kv", "ik"):
             assert torch.equal(now[3], _tensors(source)[name][5])
@@ -124,7 +124,7 @@ def test_what_is_known_of_the_sequence_travels_with_it() -> None:
     image, token = _image(_caches(1)), SampledToken(9, logprob=-0.5, top_ids=(9,), top_logprobs=(-0.5,))
     value = image.export_snapshot(
         SnapshotKind.FULL, slot=0, blocks=BLOCKS, boundary=41, prompt_tokens=41, exact=False, next_token=token
-    )
+    ).wait()
     snapshot = image.parse(value)
     assert snapshot is not None
     assert (snapshot.boundary, snapshot.exact, snapshot.state.prompt_tokens) == (41, False, 41)

@@ -10,6 +10,7 @@ from tests.engine.memory_store import MemoryStore
 from whalepod.core.block_keys import BlockHash, BlockKey, block_keys
 from whalepod.core.clock import Deadline
 from whalepod.core.ids import RequestId
+from whalepod.engine.host_copies import Copied
 from whalepod.engine.state_store import Answer, HandoffWritten, Loaded, LoadJob, Owner, OwnSnapshot, RoomFreed
 from whalepod.engine.transfers import BlockWrite, SnapshotWrite, Transfers
 from whalepod.kvstore.client import BlockToPut
@@ -27,11 +28,11 @@ def _keys(count: int) -> Sequence[BlockKey]:
 
 def _block(depth: int, owner: Owner | None) -> BlockWrite:
     block = BlockToPut(_keys(depth + 1)[depth], memoryview(bytes([depth]) * BYTES), exact=True)
-    return BlockWrite(block, BYTES, owner, Deadline.after(10))
+    return BlockWrite(Copied(block), BYTES, owner, Deadline.after(10))
 
 
 def _snapshot(owner: Owner | None, key: bytes = b"h:x") -> SnapshotWrite:
-    return SnapshotWrite(key, SNAPSHOT, 60.0, 5, owner, Deadline.after(10))
+    return SnapshotWrite(key, Copied(SNAPSHOT), 60.0, 5, owner, Deadline.after(10))
 
 
 class _World:
@@ -41,6 +42,7 @@ class _World:
         self.transfers = Transfers(
             self.store,
             block_bytes=BYTES,
+            new_buffer=lambda size: memoryview(bytearray(size)),
             queue_bytes_max=queue_bytes_max,
             write_timeout_s=1.0,
             deliver=self.answers.append,
