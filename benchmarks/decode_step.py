@@ -13,6 +13,7 @@ import json
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -111,6 +112,9 @@ class LayerTime:
     """From the first kernel's start to the last one's end."""
     gap_share: float
     """Of it, in which no kernel runs."""
+    gap_longest: float
+    """Likewise, the longest of them."""
+    launches: int
     kernels: dict[str, float]
     """Name -> µs."""
 
@@ -166,11 +170,18 @@ def _layer_time(profiler: profile) -> LayerTime:
     replays = [events[index * each : (index + 1) * each] for index in range(1, REPLAYS)]
     spans = [part[-1][0] + part[-1][1] - part[0][0] for part in replays]
     busy = [sum(duration for _, duration, _ in part) for part in replays]
+    longest = [max(b[0] - a[0] - a[1] for a, b in pairwise(part)) for part in replays]
     middle = sorted(range(len(spans)), key=lambda index: spans[index])[len(spans) // 2]
     kernels: defaultdict[str, float] = defaultdict(float)
     for _, duration, name in replays[middle]:
         kernels[_short(name)] += duration / 1e3
-    return LayerTime(spans[middle] / 1e3, 1 - busy[middle] / spans[middle], dict(kernels))
+    return LayerTime(
+        spans[middle] / 1e3,
+        1 - busy[middle] / spans[middle],
+        longest[middle] / spans[middle],
+        len(replays[middle]),
+        dict(kernels),
+    )
 
 
 def _short(name: str) -> str:
@@ -198,13 +209,17 @@ def main() -> None:
         total = sum(time.us * count for time, count in zip(times, LAYERS_OF_KIND, strict=True))
         print(f"\n{rows} rows of {sequences} sequences at {options.context} tokens; 40 layers: {total / 1e3:.2f} ms")
         for kind, time in zip(KINDS, times, strict=True):
-            print(f"  {kind}: {time.us:.0f} µs, {len(time.kernels)} kernels, gaps {time.gap_share:.1%}")
+            print(
+                f"  {kind}: {time.us:.0f} µs, {time.launches} launches of {len(time.kernels)} kernels, "
+                f"gaps {time.gap_share:.1%}, the longest {time.gap_longest:.2%}"
+            )
             for name, us in sorted(time.kernels.items(), key=lambda item: -item[1])[: options.top]:
                 print(f"    {us:9.1f}  {name}")
         figures[f"{rows}"] = {
             "layers_40_us": round(total, 1),
             "us": {kind: round(time.us, 1) for kind, time in zip(KINDS, times, strict=True)},
             "gap_share": {kind: round(time.gap_share, 4) for kind, time in zip(KINDS, times, strict=True)},
+            "gap_longest": {kind: round(time.gap_longest, 5) for kind, time in zip(KINDS, times, strict=True)},
         }
         del held
     figures["fallbacks"] = sum(fallback_counts().values())

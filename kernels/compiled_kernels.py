@@ -167,7 +167,8 @@ def _selection() -> Iterator[Kernel]:
             "index_queries",
             "index_queries_kernel",
             QUERIES_SIGNATURE,
-            {"HEADS": 32, "HALF": 64, "PAIRS": 32, "VECTORS": 16},
+            {"HEADS": 32, "HALF": 64, "PAIRS": 32, "VECTORS": 4},
+            {"num_warps": 1},
         ),
     )
 
@@ -188,6 +189,16 @@ def _caches() -> Iterator[Kernel]:
             {"num_warps": 2},
         ),
         Kernel("global_entries", "keep_rows_kernel", ENTRIES_SIGNATURE, {"WIDTH": 1024, "BLOCK": 1024}),
+        *(
+            Kernel(
+                "record_runs",
+                "copy_runs_kernel",
+                {"table": "*i64", "data": "*u32" if unit == 4 else "*u8"},
+                {"BLOCK": 2048, "UNIT": unit, "GATHER": gather},
+            )
+            for unit in (1, 4)
+            for gather in (False, True)
+        ),
     )
 
 
@@ -274,7 +285,16 @@ def _streams() -> Iterator[Kernel]:
             )
             for rows, step, warps, stages in ((16, 128, 4, 3), (64, 128, 4, 3), (128, 64, 8, 4))
         ),
-        Kernel("mhc", "finish_kernel", MHC_SIGNATURE, {"S": 4, "OUT_BLOCK": 32, "ROWS": 8}, {"num_warps": 1}),
+        *(
+            Kernel(
+                "mhc",
+                "finish_kernel",
+                MHC_SIGNATURE,
+                {"S": 4, "OUT_BLOCK": 32, "ROWS": 4, "PARTS": parts},
+                {"num_warps": 1},
+            )
+            for parts in (16, 32)
+        ),
         Kernel("mhc", "collapse_kernel", MHC_SIGNATURE, {"S": 4, "BLOCK": 1024}),
         Kernel("mhc", "expand_kernel", MHC_SIGNATURE, {"S": 4, "BLOCK": 1024}),
         *(
@@ -282,13 +302,6 @@ def _streams() -> Iterator[Kernel]:
             for quantise in (False, True)
         ),
         Kernel("quantise", "round_trip_kernel", ROWS_SIGNATURE, {"BLOCK": 1024}),
-        Kernel(
-            "rope",
-            "rotate_kernel",
-            ROWS_SIGNATURE,
-            {"HEADS": 64, "WIDTH": 512, "PAIRS": 32, "EACH": 8},
-            {"num_warps": 1},
-        ),
         Kernel("engram_gate", "let_in_kernel", ROWS_SIGNATURE, row | {"S": 4, "MASKED": True}),
     )
 

@@ -16,7 +16,6 @@ from whalepod.kernels.global_entries import keep_raw_rows, write_global_entries
 from whalepod.kernels.index_queries import index_queries
 from whalepod.kernels.numerics import tiled
 from whalepod.kernels.packed_index_scores import packed_index_scores
-from whalepod.kernels.rope import rotate_in_place
 from whalepod.kernels.sparse_attention import sparse_attention
 from whalepod.kernels.top_entries import top_entries
 from whalepod.kernels.window_rows import write_window_rows
@@ -138,7 +137,6 @@ def look(attention: Attention, latent: Tensor, pool: Tensor, run: ForwardPass) -
     back."""
     window, angles = packed_window(run, attention.layer), run.rotary(compressed=attention.compressed)
     queries = attention.query_up(latent).unflatten(1, (attention.heads, -1))
-    rotate_in_place(queries, angles.cos, angles.sin)
     source = run.config.kv_source(attention.layer)
     chosen = run.selection.places if source is not None and isinstance(run.selection, PackedSelection) else None
     return sparse_attention(

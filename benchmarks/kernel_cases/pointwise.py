@@ -15,13 +15,11 @@ from whalepod.kernels.index_queries import reference as queries_reference
 from whalepod.kernels.quantise import FP8_BLOCK32, round_trip
 from whalepod.kernels.rms_norm import reference as norm_reference
 from whalepod.kernels.rms_norm import rms_norm, rms_norm_fp8
-from whalepod.kernels.rope import reference as rope_reference
-from whalepod.kernels.rope import rotate_in_place
 from whalepod.kernels.router import triton_kernel as router_kernel
 
 from .measuring import Row, graph_us, row
 
-D, HEADS, WIDTH, PAIRS, EXPERTS = 5120, 64, 512, 32, 384
+D, PAIRS, EXPERTS = 5120, 32, 384
 
 
 def rows() -> Iterator[Row]:
@@ -50,12 +48,6 @@ def _measure(count: int) -> Iterator[Row]:
     yield measured(
         "FP8 round trip", 4 * count * D, lambda: round_trip(x, FP8_BLOCK32), lambda: FP8_BLOCK32.round_trip(x)
     )
-    queries = draw(count, HEADS, WIDTH)
-    factors = rope_reference.rotary_factors(cos, sin, WIDTH)
-    yield measured(
-        "RoPE of queries", count * (HEADS * 4 * PAIRS * 2 + 8 * PAIRS), lambda: rotate_in_place(queries, cos, sin),
-        lambda: rope_reference.rotate(queries, *factors),
-    )  # fmt: skip
     scored = draw(count, 32, 128)
     yield measured(
         "index queries", count * 32 * 128 * 4, lambda: index_queries(scored, cos, sin),

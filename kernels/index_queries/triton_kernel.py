@@ -62,7 +62,7 @@ def index_queries(queries: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """As `whalepod.kernels.index_queries.index_queries`, on a GPU, or in Triton's interpreter."""
     rows, heads, width = queries.shape
     out = torch.empty(rows, heads, width, dtype=queries.dtype, device=queries.device)
-    vectors, each = rows * heads, 16
+    vectors, each = rows * heads, 4
     if vectors:
         index_queries_kernel[(triton.cdiv(vectors, each),)](
             queries.contiguous(),
@@ -74,6 +74,6 @@ def index_queries(queries: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
             HALF=width // 2,
             PAIRS=cos.shape[1],
             VECTORS=each,
-            num_warps=4,
+            num_warps=1,
         )
     return out

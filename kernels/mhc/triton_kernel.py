@@ -15,8 +15,9 @@ PROGRAMS = 264
 """Two for each processor of an H100 or H200."""
 SHAPES = ((2048, 128, 64, 8, 4), (65, 64, 128, 4, 3), (0, 16, 128, 4, 3))
 """Tuned on H200: from that many rows on, rows of a tile, channels of a step, warps, stages."""
-PARTS_MAX = 16
-"""Parts of a sum are added one after the other."""
+PARTS_MAX = 32
+FINISH_ROWS = 4
+"""Rows of a program that adds the parts: it holds all of them at once."""
 
 
 @triton.jit
@@ -71,14 +72,23 @@ def project_kernel(
 
 @triton.jit
 def _part_sums(
-    products, square_root, scale, base, row, rows, first, parts, OUT_BLOCK: tl.constexpr, COUNT: tl.constexpr
+    products,
+    square_root,
+    scale,
+    base,
+    row,
+    rows,
+    first,
+    parts,
+    OUT_BLOCK: tl.constexpr,
+    COUNT: tl.constexpr,
+    PARTS: tl.constexpr,
 ):
-    """Coefficients first … first + COUNT - 1 of rows: parts added in their order, normalised, scaled."""
+    """Coefficients first … first + COUNT - 1 of rows: parts added, normalised, scaled."""
     output = first + tl.arange(0, COUNT)
-    total = tl.zeros((row.shape[0], COUNT), tl.float32)
-    for part in range(parts):
-        at = (part * rows + row)[:, None] * OUT_BLOCK + output[None, :]
-        total += tl.load(products + at, mask=(row < rows)[:, None], other=0.0)
+    part = tl.arange(0, PARTS)[None, :, None]
+    at = (part * rows + row[:, None, None]) * OUT_BLOCK + output[None, None, :]
+    total = tl.sum(tl.load(products + at, mask=(row[:, None, None] < rows) & (part < parts), other=0.0), 1)
     return total * square_root[:, None] * tl.load(scale + output)[None, :] + tl.load(base + output)[None, :]
 
 
@@ -100,20 +110,21 @@ def finish_kernel(
     S: tl.constexpr,
     OUT_BLOCK: tl.constexpr,
     ROWS: tl.constexpr,
+    PARTS: tl.constexpr,
 ):
     """Sigmoids of the first 2 · S coefficients, Sinkhorn of the other S · S."""
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
-    square = tl.zeros((ROWS,), tl.float32)
-    for part in range(parts):
-        square += tl.load(squares + part * rows + row, mask=row < rows, other=0.0)
+    part = tl.arange(0, PARTS)[None, :]
+    there = (row < rows)[:, None]
+    square = tl.sum(tl.load(squares + part * rows + row[:, None], mask=there & (part < parts), other=0.0), 1)
     root = 1.0 / tl.sqrt(square / width + rms_eps)
     stream = tl.arange(0, S)
-    there = (row < rows)[:, None]
-    z = _part_sums(products, root, scale, base, row, rows, 0, parts, OUT_BLOCK, S)
+    z = _part_sums(products, root, scale, base, row, rows, 0, parts, OUT_BLOCK, S, PARTS)
     tl.store(pre + row[:, None] * S + stream[None, :], 1.0 / (1.0 + tl.exp(-z)) + eps, mask=there)
-    z = _part_sums(products, root, scale, base, row, rows, S, parts, OUT_BLOCK, S)
+    z = _part_sums(products, root, scale, base, row, rows, S, parts, OUT_BLOCK, S, PARTS)
     tl.store(post + row[:, None] * S + stream[None, :], 2.0 / (1.0 + tl.exp(-z)), mask=there)
-    z = _part_sums(products, root, scale, base, row, rows, 2 * S, parts, OUT_BLOCK, S * S).reshape(ROWS, S, S)
+    z = _part_sums(products, root, scale, base, row, rows, 2 * S, parts, OUT_BLOCK, S * S, PARTS)
+    z = z.reshape(ROWS, S, S)
     mix = tl.exp(z - tl.max(z, 2)[:, :, None])
     mix = mix / tl.sum(mix, 2)[:, :, None] + eps
     mix = mix / (tl.sum(mix, 1)[:, None, :] + eps)
@@ -189,7 +200,7 @@ def predict_mixes(
         num_warps=num_warps,
         num_stages=num_stages,
     )
-    finish_kernel[(triton.cdiv(rows, 8),)](
+    finish_kernel[(triton.cdiv(rows, FINISH_ROWS),)](
         products,
         squares,
         scale,
@@ -205,7 +216,8 @@ def predict_mixes(
         iterations,
         S=count,
         OUT_BLOCK=block,
-        ROWS=8,
+        ROWS=FINISH_ROWS,
+        PARTS=triton.next_power_of_2(parts),
         num_warps=1,
     )
     return pre, post, comb

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 from whalepod.kernels.native import library
@@ -37,14 +36,3 @@ def rotate(x: Tensor, own: Tensor, neighbour: Tensor) -> Tensor:
     if library.takes(x, own, neighbour):
         return native.rotate(x, own, neighbour)
     return reference.rotate(x, own, neighbour)
-
-
-def rotate_in_place(x: Tensor, cos: Tensor, sin: Tensor) -> None:
-    """Rotate the last 2 · pairs channels of x [rows, heads, width], contiguous, by cos, sin [rows, pairs] float32."""
-    assert x.is_contiguous() and cos.shape == sin.shape and cos.shape[0] == x.shape[0], (x.shape, cos.shape)
-    if x.is_cuda and x.dtype == torch.bfloat16:
-        from . import triton_kernel
-
-        triton_kernel.rotate_in_place(x, cos, sin)
-        return
-    x.copy_(rotate(x, *reference.rotary_factors(cos, sin, x.shape[2])))

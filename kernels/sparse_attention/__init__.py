@@ -1,6 +1,7 @@
 """Attention of a row over packed records: its window, the entries chosen for it, and a sink.
 
-Reads the caches' own bytes, FP8 window rows and FP4 entries, and turns the result back by the row's rotary angles.
+Reads the caches' own bytes, FP8 window rows and FP4 entries, turns queries by the row's rotary angles and the result
+back.
 """
 
 from __future__ import annotations
@@ -42,7 +43,8 @@ def sparse_attention(
     entries    [pool, record_bytes] uint8, `FP4_BLOCK16` records
     chosen     [rows, count] int32, count a power of two: places in `entries`, then -1
     sink       [heads] float32, a raw logit without a value
-    cos, sin   [rows, pairs] float32: the last 2 · pairs channels of the result are turned back by these angles
+    cos, sin   [rows, pairs] float32: the last 2 · pairs channels of queries are turned by these angles, those of the
+               result back
 
     Softmax over scale · q·k; without keys the result is 0. bfloat16 on a GPU: keys and weights are bfloat16 there, sums
     float32. `batch_invariant`: a row's bits do not depend on how many rows come with it.

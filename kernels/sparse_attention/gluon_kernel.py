@@ -60,6 +60,36 @@ def _add_tile(out_even, out_odd, weights, even, odd, before, after, QUARTER: gl.
 
 
 @gluon.jit
+def _query_words(words, start, COLUMNS: gl.constexpr, HEADS: gl.constexpr, HALF: gl.constexpr):
+    """Channel pairs start … start + COLUMNS - 1 of half of the heads [HEADS / 2, COLUMNS] uint32."""
+    flat: gl.constexpr = gl.BlockedLayout([1, 4], [128 // COLUMNS, COLUMNS // 4], [4, 1], [1, 0])
+    head = gl.arange(0, HEADS // 2, gl.SliceLayout(1, flat))
+    column = start + gl.arange(0, COLUMNS, gl.SliceLayout(0, flat))
+    return gl.load(words + head[:, None] * HALF + column[None, :])
+
+
+@gluon.jit
+def _even(words):
+    return (words & 0xFFFF).to(gl.uint16).to(gl.bfloat16, bitcast=True)
+
+
+@gluon.jit
+def _odd(words):
+    return (words >> 16).to(gl.uint16).to(gl.bfloat16, bitcast=True)
+
+
+@gluon.jit
+def _turned(words, cos, sin, row, COLUMNS: gl.constexpr, PAIRS: gl.constexpr):
+    """Even and odd channels of the last COLUMNS pairs, of which the last PAIRS are turned."""
+    pair = gl.arange(0, COLUMNS, gl.SliceLayout(0, words.type.layout)) - (COLUMNS - PAIRS)
+    c = gl.load(cos + row * PAIRS + pair, mask=pair >= 0, other=1.0)[None, :]
+    s = gl.load(sin + row * PAIRS + pair, mask=pair >= 0, other=0.0)[None, :]
+    even = _even(words).to(gl.float32)
+    odd = _odd(words).to(gl.float32)
+    return (even * c - odd * s).to(gl.bfloat16), (odd * c + even * s).to(gl.bfloat16)
+
+
+@gluon.jit
 def _consume(
     queries, positions, lowest, chosen, sink, cos, sin, out, part_out, part_stats, query, evens, odds, weights, maxima,
     ready, summed, filled, emptied, scored, read, logit_scale, window_rows, chosen_stride, items,
@@ -76,24 +106,30 @@ def _consume(
     score: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, KEYS, 16])
     wide: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, QUARTER, 16])
     by_head: gl.constexpr = gl.SliceLayout(1, score)
-    flat: gl.constexpr = gl.BlockedLayout([1, 4], [1, 32], [4, 1], [1, 0])
     head = gl.arange(0, HEADS, by_head)
     turn = gl.program_id(0) * 0
     done = turn
     for item in range(gl.program_id(0), items, gl.num_programs(0)):
         row = item // PARTS
-        # Each group brings the queries of half of the heads.
-        mine = ME * (HEADS // 2) + gl.arange(0, HEADS // 2, gl.SliceLayout(1, flat))
-        words = (row.to(gl.int64) * HEADS + mine)[:, None] * HALF + gl.arange(0, HALF, gl.SliceLayout(0, flat))[None, :]
-        words = gl.load(queries.to(gl.pointer_type(gl.uint32), bitcast=True) + words)
+        # Each group brings the queries of half of the heads, in three pieces: what turns is in the last.
+        own_queries = queries.to(gl.pointer_type(gl.uint32), bitcast=True) + (
+            row.to(gl.int64) * HEADS + ME * (HEADS // 2)) * HALF
+        low_words = _query_words(own_queries, 0, HALF // 2, HEADS, HALF)
+        middle_words = _query_words(own_queries, HALF // 2, HALF // 4, HEADS, HALF)
+        high_words = _query_words(own_queries, 3 * HALF // 4, HALF // 4, HEADS, HALF)
         position = gl.load(positions + row)
         first = gl.maximum(position - window_rows + 1, gl.load(lowest + row))
         window_tiles, entry_count, pair_start, pair_end = extent(
             chosen + row.to(gl.int64) * chosen_stride, first, position, item % PARTS, CHOSEN, PARTS)
-        query.index(0).slice(ME * (HEADS // 2), HEADS // 2, 0).store(
-            (words & 0xFFFF).to(gl.uint16).to(gl.bfloat16, bitcast=True))
-        query.index(1).slice(ME * (HEADS // 2), HEADS // 2, 0).store(
-            (words >> 16).to(gl.uint16).to(gl.bfloat16, bitcast=True))
+        own_even = query.index(0).slice(ME * (HEADS // 2), HEADS // 2, 0)
+        own_odd = query.index(1).slice(ME * (HEADS // 2), HEADS // 2, 0)
+        own_even.slice(0, HALF // 2, 1).store(_even(low_words))
+        own_odd.slice(0, HALF // 2, 1).store(_odd(low_words))
+        own_even.slice(HALF // 2, HALF // 4, 1).store(_even(middle_words))
+        own_odd.slice(HALF // 2, HALF // 4, 1).store(_odd(middle_words))
+        even, odd = _turned(high_words, cos, sin, row, HALF // 4, PAIRS)
+        own_even.slice(3 * HALF // 4, HALF // 4, 1).store(even)
+        own_odd.slice(3 * HALF // 4, HALF // 4, 1).store(odd)
         fence_async_shared()
         mbarrier.arrive(ready, count=1)
 

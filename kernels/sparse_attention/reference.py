@@ -1,4 +1,4 @@
-"""Attention over packed records in plain torch: gather, decode, attend, turn back."""
+"""Attention over packed records in plain torch: turn queries, gather, decode, attend, turn back."""
 
 from __future__ import annotations
 
@@ -36,6 +36,6 @@ def sparse_attention(
         more = FP4_BLOCK16.decode(entries[chosen.long().clamp(min=0)], width, queries.dtype)
         keys = torch.cat((keys, more.masked_fill_(~picked[:, :, None], 0)), dim=1)
         valid = torch.cat((valid, picked), dim=1)
-    looked = sink_attention(queries, keys, valid, sink, scale=scale)
     own, neighbour = rotary_factors(cos, sin, width)
+    looked = sink_attention(rotate(queries, own, neighbour), keys, valid, sink, scale=scale)
     return rotate(looked, own, -neighbour)

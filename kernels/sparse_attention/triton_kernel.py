@@ -211,6 +211,12 @@ def sparse_attention_kernel(
     else:
         query_even = tl.load(queries + query_at, mask=in_range[:, None], other=0.0).to(tl.float32)
         query_odd = tl.load(queries + query_at + 1, mask=in_range[:, None], other=0.0).to(tl.float32)
+    pair = columns - (HALF - PAIRS)
+    c = tl.load(cos + row * PAIRS + pair, mask=pair >= 0, other=1.0)[None, :]
+    s = tl.load(sin + row * PAIRS + pair, mask=pair >= 0, other=0.0)[None, :]
+    still_even, still_odd = query_even.to(tl.float32), query_odd.to(tl.float32)
+    query_even = (still_even * c - still_odd * s).to(tl.bfloat16).to(query_even.dtype)
+    query_odd = (still_odd * c + still_even * s).to(tl.bfloat16).to(query_odd.dtype)
 
     sink_logit = tl.load(sink + head, mask=in_range, other=float("-inf")) * LOG2_E
     if PARTS == 1:

@@ -40,8 +40,6 @@ from whalepod.kernels.packed_index_scores import reference as scores_reference
 from whalepod.kernels.quantise import FP4_BLOCK16, FP8_BLOCK32, MXFP4_BLOCK32, PackedFormat, round_trip
 from whalepod.kernels.rms_norm import reference as norm_reference
 from whalepod.kernels.rms_norm import rms_norm, rms_norm_fp8
-from whalepod.kernels.rope import reference as rope_reference
-from whalepod.kernels.rope import rotate_in_place
 from whalepod.kernels.router import reference as router_reference
 from whalepod.kernels.router import route
 from whalepod.kernels.top_entries import top_entries
@@ -87,13 +85,6 @@ def test_norms(rows: int) -> None:
 def test_round_trips() -> None:
     x = bf16(384, HIDDEN) * torch.exp(draw(384, HIDDEN, seed=2) * 3).bfloat16()
     assert torch.equal(round_trip(x, FP8_BLOCK32), FP8_BLOCK32.decode(FP8_BLOCK32.encode(x), HIDDEN, x.dtype))
-
-
-def test_rotation_of_queries() -> None:
-    x, (cos, sin) = bf16(384, 64, WIDTH), angles(384)
-    wanted = rope_reference.rotate(x.float(), *rope_reference.rotary_factors(cos, sin, WIDTH))
-    rotate_in_place(x, cos, sin)
-    assert_close(x, wanted)
 
 
 @pytest.mark.parametrize("rows", [1, 48, 1536])

@@ -16,8 +16,6 @@ from whalepod.kernels.quantise import FP8_BLOCK32
 from whalepod.kernels.quantise.triton_kernel import fp8_block32_round_trip
 from whalepod.kernels.rms_norm import reference as norm_reference
 from whalepod.kernels.rms_norm import triton_kernel as norm_kernel
-from whalepod.kernels.rope import reference as rope_reference
-from whalepod.kernels.rope import triton_kernel as rope_kernel
 from whalepod.kernels.router import reference as router_reference
 from whalepod.kernels.router import triton_kernel as router_kernel
 
@@ -51,15 +49,6 @@ def test_norms_match_with_and_without_codes(dtype: torch.dtype, width: int) -> N
 def test_round_trips_are_equal(dtype: torch.dtype, shape: tuple[int, int]) -> None:
     x = (draw(*shape) * torch.exp(draw(*shape, seed=3) * 4)).to(dtype)
     assert torch.equal(fp8_block32_round_trip(x), FP8_BLOCK32.decode(FP8_BLOCK32.encode(x), shape[1], dtype))
-
-
-@DTYPES
-def test_rotation_in_place_matches(dtype: torch.dtype) -> None:
-    x, angles = draw(5, 3, 64).to(dtype), draw(5, 8, seed=1) * 6
-    factors = rope_reference.rotary_factors(angles.cos(), angles.sin(), 64)
-    wanted = rope_reference.rotate(x, *factors)
-    rope_kernel.rotate_in_place(x, angles.cos(), angles.sin())
-    assert_one_unit(x, wanted)
 
 
 @pytest.mark.parametrize("by_row", [False, True])
