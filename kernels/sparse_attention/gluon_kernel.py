@@ -79,11 +79,10 @@ def _odd(words):
 
 
 @gluon.jit
-def _turned(words, cos, sin, row, COLUMNS: gl.constexpr, PAIRS: gl.constexpr):
-    """Even and odd channels of the last COLUMNS pairs, of which the last PAIRS are turned."""
-    pair = gl.arange(0, COLUMNS, gl.SliceLayout(0, words.type.layout)) - (COLUMNS - PAIRS)
-    c = gl.load(cos + row * PAIRS + pair, mask=pair >= 0, other=1.0)[None, :]
-    s = gl.load(sin + row * PAIRS + pair, mask=pair >= 0, other=0.0)[None, :]
+def _turned(words, cos, sin):
+    """Even and odd channels of these pairs, turned."""
+    c = cos[None, :]
+    s = sin[None, :]
     even = _even(words).to(gl.float32)
     odd = _odd(words).to(gl.float32)
     return (even * c - odd * s).to(gl.bfloat16), (odd * c + even * s).to(gl.bfloat16)
@@ -117,6 +116,9 @@ def _consume(
         low_words = _query_words(own_queries, 0, HALF // 2, HEADS, HALF)
         middle_words = _query_words(own_queries, HALF // 2, HALF // 4, HEADS, HALF)
         high_words = _query_words(own_queries, 3 * HALF // 4, HALF // 4, HEADS, HALF)
+        pair = gl.arange(0, HALF // 4, gl.SliceLayout(0, high_words.type.layout)) - (HALF // 4 - PAIRS)
+        query_cos = gl.load(cos + row * PAIRS + pair, mask=pair >= 0, other=1.0)
+        query_sin = gl.load(sin + row * PAIRS + pair, mask=pair >= 0, other=0.0)
         position = gl.load(positions + row)
         first = gl.maximum(position - window_rows + 1, gl.load(lowest + row))
         window_tiles, entry_count, pair_start, pair_end = extent(
@@ -127,7 +129,7 @@ def _consume(
         own_odd.slice(0, HALF // 2, 1).store(_odd(low_words))
         own_even.slice(HALF // 2, HALF // 4, 1).store(_even(middle_words))
         own_odd.slice(HALF // 2, HALF // 4, 1).store(_odd(middle_words))
-        even, odd = _turned(high_words, cos, sin, row, HALF // 4, PAIRS)
+        even, odd = _turned(high_words, query_cos, query_sin)
         own_even.slice(3 * HALF // 4, HALF // 4, 1).store(even)
         own_odd.slice(3 * HALF // 4, HALF // 4, 1).store(odd)
         fence_async_shared()
