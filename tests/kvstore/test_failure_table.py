@@ -201,6 +201,7 @@ def open_and_abandon(client: KvClient, hand_offs: int, deadline: Deadline) -> No
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_f22_a_million_hand_offs_that_are_opened_and_abandoned_leave_nothing() -> None:
     clock = VirtualClock()
     fake = FaultyTransport(FaultSchedule(seed=1, rates={}), clock)
@@ -213,6 +214,7 @@ def test_f22_a_million_hand_offs_that_are_opened_and_abandoned_leave_nothing() -
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_f22_ten_thousand_hand_offs_that_are_opened_and_abandoned_leave_nothing_in_redis(
     server: RedisServer, open_client: OpenClient
 ) -> None:
