@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from whalepod.core.errors import ConfigError
 from whalepod.engine.interface import Fidelity
 from whalepod.engine.speculation.options import Acceptance
+from whalepod.kvstore.settings import StoreAddress
 
 if TYPE_CHECKING:
     from .config import ClusterConfig
@@ -41,6 +43,7 @@ def contradictions(config: ClusterConfig) -> Iterator[str]:
             "dspark.acceptance is rejection, but fidelity.default is exact, which says the same with drafts and "
             "without: leave it auto"
         )
+    yield from _wrong_store_addresses(config)
     yield from _tls_contradictions(config)
     yield from _rank_host_contradictions(config)
     for name, pool in (("prefill", config.prefill), ("decode", config.decode)):
@@ -54,6 +57,17 @@ def contradictions(config: ClusterConfig) -> Iterator[str]:
     yield from _context_contradictions(config)
     if config.vision.gpus and config.engine.device != "cuda":
         yield f"vision.gpus is {config.vision.gpus:g}, but engine.device is {config.engine.device}: set it to cuda"
+
+
+def _wrong_store_addresses(config: ClusterConfig) -> Iterator[str]:
+    urls = [("redis_url", config.redis_url)] if config.redis_url is not None else []
+    for setting, url in [*urls, *(("kv.urls", url) for url in config.kv.urls)]:
+        try:
+            StoreAddress.parse(url)
+        except ConfigError as error:
+            yield f"{setting}: {error}"
+    if config.redis_url is not None and "://" not in config.redis_url:
+        yield "redis_url has no scheme: write redis://host:port/0"
 
 
 def _context_contradictions(config: ClusterConfig) -> Iterator[str]:

@@ -44,7 +44,9 @@ class StoreAddress:
         except ValueError as error:
             raise ConfigError("a store address has a port or database that is not a number") from error
         if parts.scheme not in ("redis", "unix") or not (address.host or address.path):
-            raise ConfigError("a store address looks like redis://host:6380 or unix:///run/redis.sock")
+            raise ConfigError(
+                "a store address looks like redis://host:6380 or unix:///run/redis.sock; there is no TLS to the store"
+            )
         return address
 
     @property

@@ -77,6 +77,9 @@ CONTRADICTIONS: list[tuple[dict[str, str], str, str]] = [
     ({"--decode-port": "8102", "--prefill-replicas": "4"}, "prefill.port + 2", "decode.port + 0"),
     ({"--redis-port": "9201"}, "redis_port", "decode.port"),
     ({"--decode-port": "65000"}, "decode.port", "65535"),
+    ({"--redis-url": "rediss://store:6379"}, "redis_url", "no TLS to the store"),
+    ({"--redis-url": "store:6379"}, "redis_url", "redis://"),
+    ({"--redis-url": "redis://store", "--kv-urls": "redis://a,redis://b:x"}, "kv.urls", "not a number"),
 ]
 
 
