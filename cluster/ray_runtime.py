@@ -13,9 +13,10 @@ import os
 import socket
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
-from whalepod.core.errors import UnavailableError
+from whalepod.core.errors import ConfigError, UnavailableError
+from whalepod.kvstore.settings import StoreAddress
 
 from .config import ClusterConfig
 from .worker_signals import INSTALL
@@ -44,7 +45,7 @@ def prepare_ray_environment(config: ClusterConfig) -> None:
 
 def start_ray(config: ClusterConfig, *, temp_dir: Path, namespace: str) -> None:
     """Join `ray.address`, or start a Ray on loopback with room for every rank. `temp_dir` must be short: it holds
-    sockets, whose paths may have 107 characters. Raises UnavailableError."""
+    sockets, whose paths may have 107 characters. Raises UnavailableError, and ConfigError as `check_reachable` does."""
     import ray  # noqa: PLC0415  after the environment is ready
 
     shared: dict[str, Any] = {
@@ -57,6 +58,8 @@ def start_ray(config: ClusterConfig, *, temp_dir: Path, namespace: str) -> None:
         if address is not None:
             _check_answers(address)
             ray.init(address=address, **shared)
+            machines = {node["NodeManagerAddress"] for node in cast("Any", ray).nodes() if node["Alive"]}
+            check_reachable(config, machines=len(machines))
             return
         cpus = sum(pool.replicas * pool.cpus for pool in (config.prefill, config.decode, config.vision))
         ray.init(
@@ -68,11 +71,26 @@ def start_ray(config: ClusterConfig, *, temp_dir: Path, namespace: str) -> None:
             _temp_dir=str(temp_dir),
             **shared,
         )
+    except ConfigError:
+        raise
     except Exception as error:  # Ray raises no narrower one when a part of it is too slow
         what = "did not start" if address is None else f"cannot be joined at {address} (ray.address)"
         said = (str(error).strip() or type(error).__name__).splitlines()[0]
         hint = ". A machine that is too busy looks like this, too: try again" if address is None else ""
         raise UnavailableError(f"Ray {what}: {said}{hint}") from error
+
+
+def check_reachable(config: ClusterConfig, *, machines: int) -> None:
+    """Raises ConfigError where a rank on another machine of this Ray could not reach the store, or not be reached."""
+    redis_is_here = config.redis_url is None or StoreAddress.parse(config.redis_url).is_local
+    wrong = ["redis_url names a server that only this machine reaches"] if redis_is_here else []
+    if StoreAddress(host=config.host).is_local:
+        wrong.append(f"host is {config.host}")
+    if machines > 1 and wrong:
+        raise ConfigError(
+            f"Ray has {machines} machines, but {' and '.join(wrong)}: set redis_url to a Redis that all of them reach, "
+            "and host to 0.0.0.0"
+        )
 
 
 def _check_answers(address: str) -> None:
