@@ -148,6 +148,8 @@ def test_every_leaf_of_the_values_changes_what_is_rendered() -> None:
 REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"redis": {"enabled": False}}, "redis.external"),
     ({"redis": {"enabled": False, "external": {"url": "redis://a", "existingSecret": "b"}}}, "keep one"),
+    ({"redis": {"enabled": False, "external": {"url": "redis://:word@store:6379/0"}}}, "password"),
+    ({"redis": {"enabled": False, "external": {"url": "rediss://store:6379/0"}}}, "no TLS to the store"),
     ({"settings": {"kv": {"cluster": True}}}, "kv.cluster"),
     ({"prefill": {"gpus": 1}}, "engine.device"),
     ({"settings": {"engine": {"device": "cuda"}}}, "prefill.gpus"),
@@ -356,6 +358,20 @@ def test_every_pod_has_a_policy_and_secrets_are_in_no_configuration(values: dict
             assert any(selector.items() <= template.metadata["labels"].items() for selector in policies), template.role
     for manifest in of_kind(manifests, "ConfigMap"):
         assert "password" not in str(manifest).lower() or "dashboards" in manifest["metadata"]["name"]
+
+
+def test_ranks_may_reach_a_store_outside_on_the_ports_of_its_urls() -> None:
+    urls = {"url": "redis://cache:6390/0", "kvUrls": ["redis://[fd00::1]:6391/0", "redis://blocks/0"]}
+    manifests = render({"redis": {"enabled": False, "external": urls}})
+    for policy in of_kind(manifests, "NetworkPolicy"):
+        if "Egress" in policy["spec"]["policyTypes"]:
+            open_ports = [port["port"] for rule in policy["spec"]["egress"] for port in rule.get("ports", ())]
+            assert open_ports == [53, 53, 6390, 6391, 6379], policy["metadata"]["name"]
+
+
+def test_no_sleep_of_no_seconds_which_older_servers_refuse() -> None:
+    (router,) = (each for each in ours(render({"router": {"preStopSeconds": 0}})) if each.role == "router")
+    assert "lifecycle" not in router.container
 
 
 def test_generated_secrets_are_long_enough_and_outlive_the_release() -> None:

@@ -17,6 +17,23 @@
 {{- end -}}
 {{- end -}}
 
+{{/* Those in the URLs, where this chart sees them. */}}
+{{- define "whalepod.externalRedisPorts" -}}
+{{- $ports := list -}}
+{{- with .Values.redis.external -}}
+{{- if .existingSecret -}}
+{{- $ports = append $ports .port -}}
+{{- else -}}
+{{- range $url := prepend .kvUrls .url -}}
+{{- $ports = append $ports (regexFind "[0-9]+$" (regexFind ":[0-9]+$" (urlParse $url).host) | default "6379" | int) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- range $ports | uniq }}
+- port: {{ . }}
+{{- end }}
+{{- end -}}
+
 {{/* Name lookups, this release, and a store or collector outside it. */}}
 {{- define "whalepod.egress" -}}
 - to:
@@ -28,7 +45,7 @@
     - {port: 53, protocol: TCP}
 {{- if not .Values.redis.enabled }}
 - ports:
-    - port: {{ .Values.redis.external.port }}
+    {{- include "whalepod.externalRedisPorts" . | nindent 4 }}
 {{- end }}
 {{- with dig "tracing" "otlp_endpoint" "" .Values.settings }}
 - ports:

@@ -6,6 +6,14 @@
 {{- if and .Values.redis.external.url .Values.redis.external.existingSecret -}}
 {{- fail "redis.external.url and redis.external.existingSecret are both set: keep one" -}}
 {{- end -}}
+{{- range $url := prepend .Values.redis.external.kvUrls .Values.redis.external.url -}}
+{{- if contains "@" $url -}}
+{{- fail "redis.external.url or kvUrls holds a password, which would be shown in a ConfigMap: put the URLs into a Secret, and set redis.external.existingSecret" -}}
+{{- end -}}
+{{- if and $url (not (regexMatch "^redis://[^/:]" $url)) -}}
+{{- fail (printf "redis.external.url or kvUrls has %s: write redis://host:port/0 (there is no TLS to the store)" $url) -}}
+{{- end -}}
+{{- end -}}
 {{- if and .Values.redis.enabled (dig "kv" "cluster" false .Values.settings) -}}
 {{- fail "settings.kv.cluster is true, but the servers of redis.enabled are no Redis Cluster: use redis.external" -}}
 {{- end -}}
