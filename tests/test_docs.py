@@ -9,9 +9,10 @@ from typing import Any, cast
 
 import pytest
 import typer.core
+import yaml
 
-from tests.deploy.rendering import EXAMPLES, render
-from tests.docs_blocks import COMMAND, PAGES, all_blocks, blocks, run_by_tests, wrong_in
+from tests.deploy.rendering import EXAMPLES, cluster_yaml, pod_templates, render
+from tests.docs_blocks import COMMAND, PAGES, Block, all_blocks, blocks, run_by_tests, wrong_in
 from tests.docs_tables import DeclaredMetric, declared_metrics, tables, with_table
 from tests.failure_rows import ROWS, row_tests
 from tests.house_rules import PRODUCT_FOLDERS, ROOT, Source, read_sources
@@ -107,7 +108,7 @@ def test_a_block_that_slips_through_is_noticed(page: str, wrong: int) -> None:
 
 
 def test_names_in_the_kubernetes_commands_are_those_that_the_chart_makes() -> None:
-    (block,) = [block for block in all_blocks() if block.name.startswith("docs/kubernetes.md")]
+    block, secrets, _ = [block for block in all_blocks() if block.name.startswith("docs/kubernetes.md")]
     (release, chart) = re.findall(r"helm install (\S+) (\S+)", block.text)[0]
     (example,) = re.findall(r"--values (\S+)", block.text)
     manifests = render(EXAMPLES[Path(example).stem], name=release)
@@ -119,6 +120,36 @@ def test_names_in_the_kubernetes_commands_are_those_that_the_chart_makes() -> No
     assert f"helm --namespace serving test {release}" in block.text
     assert (ROOT / chart).is_dir()
     assert (ROOT / example).is_file()
+    created = {
+        name: set(re.findall(r"--from-(?:file|literal)=([\w.-]+)", rest)) for name, rest in secret_commands(secrets)
+    }
+    assert created["whalepod-tls"] == set(), "kubectl names the two keys of such a Secret itself"
+    created["whalepod-tls"] = {"tls.crt", "tls.key"}
+    wanted = secrets_named(render(EXAMPLES["secured"]))
+    assert {name: keys & created[name] for name, keys in wanted.items()} == wanted
+
+
+def secret_commands(block: Block) -> list[tuple[str, str]]:
+    """Name and further words of each `kubectl create secret`."""
+    return re.findall(r"create secret \w+ (\S+)(.*)", block.text)
+
+
+def secrets_named(manifests: list[dict[str, Any]]) -> dict[str, set[str]]:
+    """Keys that pods read of each Secret, by its name."""
+    wanted: dict[str, set[str]] = {}
+    config = yaml.safe_load(cluster_yaml(manifests))
+    files = {Path(file) for file in [config["secret_file"], config["router"]["api_keys_file"], *config["tls"].values()]}
+    for template in pod_templates(manifests):
+        mounted = {mount["name"]: Path(mount["mountPath"]) for mount in template.container.get("volumeMounts", ())}
+        for volume in template.spec.get("volumes", ()):
+            if "secret" in volume:
+                keys = {file.name for file in files if file.parent == mounted[volume["name"]]}
+                assert keys, volume
+                wanted.setdefault(volume["secret"]["secretName"], set()).update(keys)
+        for variable in template.container.get("env", ()):
+            if reference := variable.get("valueFrom", {}).get("secretKeyRef"):
+                wanted.setdefault(reference["name"], set()).add(reference["key"])
+    return wanted
 
 
 def commands_named(page: str) -> list[list[str]]:
