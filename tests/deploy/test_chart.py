@@ -369,6 +369,18 @@ def test_ranks_may_reach_a_store_outside_on_the_ports_of_its_urls() -> None:
             assert open_ports == [53, 53, 6390, 6391, 6379], policy["metadata"]["name"]
 
 
+@cases
+def test_network_policies_open_only_ports_on_which_a_rank_listens(values: dict[str, Any]) -> None:
+    manifests = render(values)
+    policies = {
+        policy["metadata"]["labels"]["whalepod.io/role"]: policy for policy in of_kind(manifests, "NetworkPolicy")
+    }
+    for template in pod_templates(manifests):
+        if template.role in ("prefill", "decode", "vision"):
+            opened = [port for rule in policies[template.role]["spec"]["ingress"] for port in rule.get("ports", ())]
+            assert {each["port"] for each in opened} == {each["containerPort"] for each in template.container["ports"]}
+
+
 def test_no_sleep_of_no_seconds_which_older_servers_refuse() -> None:
     (router,) = (each for each in ours(render({"router": {"preStopSeconds": 0}})) if each.role == "router")
     assert "lifecycle" not in router.container

@@ -23,6 +23,13 @@ true
 {{- end -}}
 {{- end -}}
 
+{{/* (dict "root" $ "role" "prefill"): not empty if its ranks serve blocks from their memory. */}}
+{{- define "whalepod.servesDirect" -}}
+{{- if and (eq .role "prefill") (dig "kv" "direct" (not .root.Values.peerTls.existingSecret) .root.Values.settings) -}}
+true
+{{- end -}}
+{{- end -}}
+
 {{/* Of every pod of this release, whatever its role. */}}
 {{- define "whalepod.releaseLabels" -}}
 app.kubernetes.io/name: {{ include "whalepod.name" . }}

@@ -73,7 +73,7 @@ spec:
         {{- include "whalepod.peers" (dict "root" .root "roles" .callers) | nindent 8 }}
       ports:
         - port: {{ .values.port }}
-        {{- if eq .role "prefill" }}
+        {{- if include "whalepod.servesDirect" . }}
         - port: {{ add .values.port 2000 }}
         {{- end }}
     - from:

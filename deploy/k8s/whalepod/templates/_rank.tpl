@@ -4,7 +4,7 @@
   containerPort: {{ .values.port }}
 - name: metrics
   containerPort: {{ add .values.port 1000 }}
-{{- if and (eq .role "prefill") (dig "kv" "direct" (not .root.Values.peerTls.existingSecret) .root.Values.settings) }}
+{{- if include "whalepod.servesDirect" . }}
 - name: direct
   containerPort: {{ add .values.port 2000 }}
 {{- end }}
