@@ -89,6 +89,9 @@ class ServedCluster:
         return pid
 
 
+TAKEN = "is in use by another program"
+
+
 @contextmanager
 def served_cluster(
     directory: Path, *flags: str, search_from: int, shipped_model: bool = False, prefill_ranks: int = 1
@@ -98,7 +101,13 @@ def served_cluster(
         directory, *flags, search_from=search_from, shipped_model=shipped_model, prefill_ranks=prefill_ranks
     )
     try:
-        cluster.wait_for_line("^ready after")
+        line = cluster.wait_for_line(f"^ready after|{TAKEN}")
+        if re.search(TAKEN, line):  # by a test of another worker, since they were found free
+            end_serving(cluster)
+            cluster = start_serving(
+                directory, *flags, search_from=search_from, shipped_model=shipped_model, prefill_ranks=prefill_ranks
+            )
+            cluster.wait_for_line("^ready after")
         yield cluster
     finally:
         started = cluster.descendants() if cluster.process.poll() is None else set()
@@ -114,7 +123,8 @@ def start_serving(
     config = with_free_ports(ClusterConfig(prefill=PrefillSettings(replicas=prefill_ranks)), search_from=search_from)
     flags = (*flags, "--prefill-replicas", str(prefill_ranks))
     if not shipped_model:
-        write_tiny_checkpoint(directory / "model")
+        if not (directory / "model").exists():
+            write_tiny_checkpoint(directory / "model")
         flags = (*flags, "--model", str(directory / "model"), "--served-model-name", SHIPPED_MODEL_NAME)
         if "--dspark-draft-tokens" not in flags:
             flags = (*flags, "--dspark-draft-tokens", "5")
