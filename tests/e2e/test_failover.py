@@ -134,12 +134,15 @@ def test_a_long_stream_goes_on_from_what_its_rank_left_before_it_died(spared: Se
     """Killed behind 600 tokens: the other rank computes what followed the last crash snapshot, and not all of them."""
     body = {"prompt": PROMPT, "max_tokens": 640, "ignore_eos": True, "seed": 5, "logprobs": 1, "fidelity": "exact"}
     ports = [spared.config.decode.port + index for index in range(2)]
-    rows = 'whalepod_rank_batch_rows_sum{phase="prefill"}'
+
+    def rows(port: int) -> float:
+        """Those that follow a snapshot are of tokens that were drawn: a rank counts them as decode."""
+        return sum(figure(port, f'whalepod_rank_batch_rows_sum{{phase="{phase}"}}') for phase in ("prefill", "decode"))
 
     def told(*, kills: bool) -> tuple[list[dict[str, Any]], float]:
-        """All that the client is told, and the prompt rows that the rank has computed which ended it."""
+        """All that the client is told, and the rows that the rank has computed which ended it."""
         chunks: list[dict[str, Any]] = []
-        before = {port: figure(port, rows) for port in ports}
+        before = {port: rows(port) for port in ports}
         survivor = ports[0]
         with (
             spared.client() as http,
@@ -153,7 +156,7 @@ def test_a_long_stream_goes_on_from_what_its_rank_left_before_it_died(spared: Se
                     kills = False
                     survivor, victim = sorted(ports, key=lambda port: figure(port, "whalepod_rank_running"))
                     spared.kill_on_port(victim)
-        return chunks, figure(survivor, rows) - before[survivor]
+        return chunks, rows(survivor) - before[survivor]
 
     truth, _ = told(kills=False)
     again, computed = told(kills=True)
