@@ -80,6 +80,7 @@ async def ask_all(
         asking = [asyncio.create_task(ask(client, prompt)) for prompt in prompts]
         if strike is not None:
             while await asyncio.to_thread(rows, cluster) == before:
+                assert not all(task.done() for task in asking), "the prompts were computed elsewhere"
                 await asyncio.sleep(0.01)
             os.kill(strike[0].pid, strike[1])
         return list(await asyncio.gather(*asking))
@@ -93,10 +94,15 @@ def said_alone(directory: Path, prompts: list[list[int]]) -> list[tuple[int, ...
 
 
 def wait_for_group(cluster: ServedCluster) -> None:
+    """It is whole, and the router sends it prompts."""
     deadline = Deadline.after(90)
-    while metric(cluster, "whalepod_context_group_ranks") < 2:
-        assert not deadline.expired
-        time.sleep(0.1)
+    with cluster.client() as client:
+        while (
+            metric(cluster, "whalepod_context_group_ranks") < 2
+            or client.get("/readyz").json()["pools"]["prefill"]["ranks"] < 1
+        ):
+            assert not deadline.expired
+            time.sleep(0.1)
 
 
 def test_routers_see_one_prefill_rank_and_prompts_are_divided(directory: Path, dividing: ServedCluster) -> None:
