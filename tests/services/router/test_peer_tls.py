@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import shutil
 from pathlib import Path
 
@@ -36,8 +37,11 @@ async def test_every_call_of_a_router_goes_over_mutual_tls(model_dir: Path, auth
     async with running_router(model_dir, [decode, prefill, vision], tls=peer_tls(authority, "router")) as router:
         assert await answer_to(router, PROMPT) == expected_ids(PROMPT, 6)
         assert len(prefill.seen.starts) == 1
-        assert await ask(router, 1) == 200
-        assert len(vision.orders) == 1
+        step = decode.behaviour.step = asyncio.Event()
+        answer = asyncio.create_task(ask(router, 1))
+        await until(lambda: len(vision.orders) == 1)
+        step.set()
+        assert await answer == 200
 
 
 async def test_certificates_are_replaced_while_everything_runs(
