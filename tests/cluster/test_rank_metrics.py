@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 from prometheus_client import REGISTRY, CollectorRegistry, generate_latest
 
 from whalepod.cluster.rank_metrics import LoadCollector, count_work
@@ -35,7 +36,7 @@ def test_drafts_are_counted_by_column_and_reconcile_with_what_was_said() -> None
     assert more("drafted_total") == [2, 2, 1]
     assert more("verified_total") == [2, 1, 1]
     assert more("accepted_total") == [2, 0, 0]
-    assert more("confidence_total") == [1.5, 0.5, 0.25]
+    assert more("confidence_total") == pytest.approx([1.5, 0.5, 0.25])
     assert counted("request_steps_total") - request_steps == 2
     assert counted("steps_total", verified="some") - steps["some"] == 1
     assert counted("steps_total", verified="all") == steps["all"]

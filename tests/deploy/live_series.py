@@ -185,7 +185,7 @@ def figures(directory: Path, console: Console) -> dict[str, int]:
     vision_port, canary_port = 24_900, free_port()
     flags += ["--vision-port", str(vision_port), "--log-level", "warning"]
     with (
-        served_cluster(directory, *flags, search_from=25_000, prefill_ranks=2) as cluster,
+        served_cluster(directory, *flags, prefill_ranks=2) as cluster,
         running_canary(cluster, canary_port),
         running_prometheus(directory, targets_of(cluster, vision_port, canary_port)) as server,
     ):

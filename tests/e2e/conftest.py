@@ -11,5 +11,5 @@ from tests.e2e.served_cluster import ServedCluster, served_cluster
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedCluster]:
-    with served_cluster(tmp_path_factory.mktemp("serve"), "--log-level", "warning", search_from=27_000) as cluster:
+    with served_cluster(tmp_path_factory.mktemp("serve"), "--log-level", "warning") as cluster:
         yield cluster

@@ -13,10 +13,10 @@ from typing import Any
 import httpx
 import yaml
 
+from tests.own_ports import with_own_ports
 from whalepod.cluster.child_process import SupervisedChild
 from whalepod.cluster.config import ClusterConfig
 from whalepod.cluster.embedded_redis import EmbeddedRedis, EmbeddedRedisSettings
-from whalepod.cluster.free_ports import with_free_ports
 from whalepod.cluster.shipped_model import shipped_model_dir
 from whalepod.core.clock import Deadline
 from whalepod.core.ids import mint_cluster_secret
@@ -25,11 +25,9 @@ READY_S = 180.0
 
 
 @contextlib.asynccontextmanager
-async def pod_processes(
-    directory: Path, settings: Mapping[str, Any], *, search_from: int
-) -> AsyncGenerator[ClusterConfig]:
+async def pod_processes(directory: Path, settings: Mapping[str, Any]) -> AsyncGenerator[ClusterConfig]:
     """Settings of a cluster of the shipped model that is ready. Its processes end with the block."""
-    config = with_free_ports(ClusterConfig.model_validate(settings), search_from=search_from)
+    config = with_own_ports(ClusterConfig.model_validate(settings))
     secret = directory / "secret"
     secret.touch(mode=0o600)
     secret.write_text(mint_cluster_secret(), encoding="utf-8")

@@ -17,8 +17,8 @@ from pathlib import Path
 import httpx
 import psutil
 
+from tests.own_ports import with_own_ports
 from whalepod.cluster.config import ClusterConfig
-from whalepod.cluster.free_ports import with_free_ports
 from whalepod.cluster.pool_settings import PrefillSettings
 from whalepod.cluster.shipped_model import SHIPPED_MODEL_NAME
 from whalepod.core.clock import Deadline
@@ -94,19 +94,15 @@ TAKEN = "is in use by another program"
 
 @contextmanager
 def served_cluster(
-    directory: Path, *flags: str, search_from: int, shipped_model: bool = False, prefill_ranks: int = 1
+    directory: Path, *flags: str, shipped_model: bool = False, prefill_ranks: int = 1
 ) -> Generator[ServedCluster]:
     """A cluster that has said that it is ready. It is ended with the block, and nothing of it may be left."""
-    cluster = start_serving(
-        directory, *flags, search_from=search_from, shipped_model=shipped_model, prefill_ranks=prefill_ranks
-    )
+    cluster = start_serving(directory, *flags, shipped_model=shipped_model, prefill_ranks=prefill_ranks)
     try:
         line = cluster.wait_for_line(f"^ready after|{TAKEN}")
         if re.search(TAKEN, line):  # by a test of another worker, since they were found free
             end_serving(cluster)
-            cluster = start_serving(
-                directory, *flags, search_from=search_from, shipped_model=shipped_model, prefill_ranks=prefill_ranks
-            )
+            cluster = start_serving(directory, *flags, shipped_model=shipped_model, prefill_ranks=prefill_ranks)
             cluster.wait_for_line("^ready after")
         yield cluster
     finally:
@@ -116,11 +112,9 @@ def served_cluster(
         assert not alive
 
 
-def start_serving(
-    directory: Path, *flags: str, search_from: int, shipped_model: bool = False, prefill_ranks: int = 1
-) -> ServedCluster:
+def start_serving(directory: Path, *flags: str, shipped_model: bool = False, prefill_ranks: int = 1) -> ServedCluster:
     """Of random weights, so that no answer depends on what a model has learned, or with the model that ships."""
-    config = with_free_ports(ClusterConfig(prefill=PrefillSettings(replicas=prefill_ranks)), search_from=search_from)
+    config = with_own_ports(ClusterConfig(prefill=PrefillSettings(replicas=prefill_ranks)))
     flags = (*flags, "--prefill-replicas", str(prefill_ranks))
     if not shipped_model:
         if not (directory / "model").exists():

@@ -52,7 +52,7 @@ def test_a_cluster_says_what_one_process_says_bit_for_bit(role: str, drafts: int
         return [output.output.tokens for output in llm.generate(prompts, sampling)]
 
     async def compare() -> list[CanaryReport]:
-        async with pod_processes(tmp_path, settings, search_from=28_000) as config:
+        async with pod_processes(tmp_path, settings) as config:
             return [await run_canary(config, plan, oracle, say=lambda _: None) for plan in PLANS]
 
     for plan, report in zip(PLANS, asyncio.run(compare()), strict=True):

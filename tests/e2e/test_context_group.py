@@ -39,7 +39,7 @@ def dividing(directory: Path) -> Iterator[ServedCluster]:
     flags = ("--prefill-context-parallel", "2", "--prefill-context-parallel-rows-min", "16", "--drain-seconds", "1")
     flags += ("--prefill-chunk-tokens", "128", "--decode-cpus", "0.2", "--prefill-cpus", "0.2")
     flags += ("--remote-prefill", "always")  # a rank that was struck has been slow, and prompts would go elsewhere
-    with served_cluster(directory, *flags, search_from=28_700, prefill_ranks=2) as cluster:
+    with served_cluster(directory, *flags, prefill_ranks=2) as cluster:
         yield cluster
 
 

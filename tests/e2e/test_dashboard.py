@@ -28,7 +28,7 @@ PROMPT = "The whale sings in the deep water of the north. " * 20
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedCluster]:
     """Two decode ranks, and four clients that ask all the time."""
     flags = ("--log-level", "error", "--decode-replicas", "2")
-    with served_cluster(tmp_path_factory.mktemp("serve"), *flags, search_from=27_000) as served:
+    with served_cluster(tmp_path_factory.mktemp("serve"), *flags) as served:
         stop = threading.Event()
         clients = [threading.Thread(target=_ask, args=(served, stop, number)) for number in range(4)]
         for client in clients:

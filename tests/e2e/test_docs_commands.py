@@ -17,8 +17,8 @@ from tests.docs_blocks import Block, all_blocks, run_by_tests
 from tests.e2e.served_cluster import ServedCluster, served_cluster
 from tests.house_rules import ROOT
 from tests.model.vision.pictures import encoded, noise
+from tests.own_ports import with_own_ports
 from whalepod.cluster.config import ClusterConfig
-from whalepod.cluster.free_ports import SEARCH_FROM, with_free_ports
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 PYTHON = [block for block in all_blocks() if block.language == "python"]
@@ -27,7 +27,7 @@ PYTHON = [block for block in all_blocks() if block.language == "python"]
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedCluster]:
     flags = ("--log-level", "error")
-    with served_cluster(tmp_path_factory.mktemp("serve"), *flags, search_from=27_400, shipped_model=True) as served:
+    with served_cluster(tmp_path_factory.mktemp("serve"), *flags, shipped_model=True) as served:
         yield served
 
 
@@ -75,7 +75,7 @@ def test_programs_run_as_printed(block: Block, cluster: ServedCluster, workplace
 @pytest.mark.skipif(not (ROOT / ".venv/installed").exists(), reason="make has not made this environment")
 def test_make_serve_is_ready_and_ends_with_an_interrupt(tmp_path: Path) -> None:
     """What the quick start begins with, from where the environment is there already."""
-    config = with_free_ports(ClusterConfig(), search_from=SEARCH_FROM + 700)
+    config = with_own_ports(ClusterConfig())
     ports = {"http": config.router.http_port, "grpc": config.router.grpc_port, "redis": config.redis_port}
     ports |= {"prefill": config.prefill.port, "decode": config.decode.port}
     flags = " ".join(f"--{name}-port {port}" for name, port in ports.items())

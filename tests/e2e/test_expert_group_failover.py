@@ -46,7 +46,7 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def sharing(directory: Path) -> Iterator[ServedCluster]:
     flags = ("--decode-replicas", str(RANKS), "--decode-expert-parallel", "--decode-redundant-experts", str(RANKS))
     flags += ("--decode-cpus", "0.2", "--prefill-cpus", "0.2", "--drain-seconds", "1")
-    with served_cluster(directory, *flags, search_from=28_400) as cluster:
+    with served_cluster(directory, *flags) as cluster:
         yield cluster
 
 

@@ -36,7 +36,7 @@ SCHEMA = {
 @pytest.fixture(scope="module")
 def spared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedCluster]:
     flags = ("--decode-replicas", "2", "--decode-cpus", "0.2", "--prefill-cpus", "0.2", "--drain-seconds", "1")
-    with served_cluster(tmp_path_factory.mktemp("spared"), *flags, search_from=28_000) as cluster:
+    with served_cluster(tmp_path_factory.mktemp("spared"), *flags) as cluster:
         yield cluster
 
 

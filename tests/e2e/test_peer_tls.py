@@ -29,7 +29,7 @@ def test_a_cluster_serves_over_mutual_tls_and_its_tools_reach_it(tmp_path: Path)
     pair = authority.issue("peer")
     flags = ("--tls-peer-cert-file", str(pair.cert), "--tls-peer-key-file", str(pair.key))
     flags += ("--tls-peer-ca-file", str(authority.pem), "--tls-peer-name", "localhost", "--fault-injection")
-    with served_cluster(tmp_path, *flags, search_from=26_500) as cluster:
+    with served_cluster(tmp_path, *flags) as cluster:
         truth = text_of(ask(cluster, PROMPT))
         status = whalepod(cluster, "status")
         assert status.count("serving") >= 2, status

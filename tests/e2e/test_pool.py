@@ -56,7 +56,7 @@ def streaming(cluster: ServedCluster) -> Generator[list[str]]:
 
 
 def test_a_pool_changes_under_streams_that_notice_nothing(tmp_path: Path) -> None:
-    with served_cluster(tmp_path, search_from=27_400) as cluster:
+    with served_cluster(tmp_path) as cluster:
         wait_until_whole(cluster)
         first = cluster.pid_on_port(cluster.config.decode.port)
         with streaming(cluster) as answers:

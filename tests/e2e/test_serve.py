@@ -27,7 +27,7 @@ PROMPT = "It was a bright cold day, and the clocks were striking. " * 16
 @pytest.fixture(scope="module", name="cluster")
 def cluster_of_the_shipped_model(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedCluster]:
     flags = ("--log-level", "warning")
-    with served_cluster(tmp_path_factory.mktemp("serve"), *flags, search_from=27_000, shipped_model=True) as cluster:
+    with served_cluster(tmp_path_factory.mktemp("serve"), *flags, shipped_model=True) as cluster:
         yield cluster
 
 
@@ -113,7 +113,7 @@ def test_ctrl_c_while_starting_or_serving_ends_everything_and_nothing_else(
     cluster: ServedCluster, tmp_path: Path
 ) -> None:
     before = cluster.descendants()
-    other = start_serving(tmp_path, "--log-level", "warning", search_from=28_500)
+    other = start_serving(tmp_path, "--log-level", "warning")
     other.wait_for_line("^starting ranks")
     started = other.descendants()
     os.killpg(other.process.pid, signal.SIGINT)  # what a terminal does

@@ -38,7 +38,7 @@ WEATHER: Any = {
 @pytest.fixture(scope="module", name="oai")
 def client_of_the_shipped_model(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     flags = ("--log-level", "warning")
-    with served_cluster(tmp_path_factory.mktemp("shipped"), *flags, search_from=27_800, shipped_model=True) as cluster:
+    with served_cluster(tmp_path_factory.mktemp("shipped"), *flags, shipped_model=True) as cluster:
         yield _client(cluster)
 
 

@@ -19,6 +19,8 @@ pytestmark = pytest.mark.slow
 REQUESTS = 500
 """Of each arm."""
 OWN_HITS = 60
+PROMPT_WORDS = 220
+"""So many that computing them takes a time that can be told from a hit's."""
 P_MIN = 0.001
 WORDS = ("whale", "sea", "quiet", "deep", "song", "cold", "light", "ship", "salt", "wind", "star", "north")
 
@@ -26,7 +28,7 @@ WORDS = ("whale", "sea", "quiet", "deep", "song", "cold", "light", "ship", "salt
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedCluster]:
     flags = ("--trust-tenant-header", "--log-level", "warning")
-    with served_cluster(tmp_path_factory.mktemp("serve"), *flags, search_from=27_400) as cluster:
+    with served_cluster(tmp_path_factory.mktemp("serve"), *flags) as cluster:
         yield cluster
 
 
@@ -51,7 +53,7 @@ def ask(client: httpx.Client, prompt: str, *, tenant: str) -> tuple[float, int]:
 
 
 def prompt_of(draw: Random) -> str:
-    return " ".join(draw.choices(WORDS, k=110))
+    return " ".join(draw.choices(WORDS, k=PROMPT_WORDS))
 
 
 def ks_p(one: Sequence[float], other: Sequence[float]) -> float:

@@ -61,7 +61,7 @@ def traced_cluster(
 ) -> Iterator[ServedCluster]:
     flags = ("--tracing-otlp-endpoint", f"http://127.0.0.1:{collector[1]}", "--log-level", "warning")
     directory: Path = tmp_path_factory.mktemp("traced")
-    with served_cluster(directory, *flags, search_from=27_500) as cluster:
+    with served_cluster(directory, *flags) as cluster:
         yield cluster
 
 

@@ -37,7 +37,7 @@ def oracle(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LLM]:
 def seeing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedCluster]:
     flags = ("--vision-replicas", "2", "--vision-port", str(PORT), "--vision-timeout-seconds", "10")
     directory = tmp_path_factory.mktemp("serve")
-    with served_cluster(directory, "--log-level", "warning", *flags, search_from=24_000) as cluster:
+    with served_cluster(directory, "--log-level", "warning", *flags) as cluster:
         yield cluster
 
 

@@ -14,9 +14,9 @@ import grpc
 import httpx
 from pydantic import SecretStr
 
+from tests.own_ports import with_own_ports
 from whalepod.cluster.config import METRICS_PORT_OFFSET, ClusterConfig
 from whalepod.cluster.dspark_settings import DsparkSettings
-from whalepod.cluster.free_ports import with_free_ports
 from whalepod.cluster.registration import RankInfo
 from whalepod.cluster.step_message import StepMessage, decode_step
 from whalepod.cluster.tickets import pack_ids, sign_ticket
@@ -48,7 +48,7 @@ Key = tuple[RequestId, int]
 
 def world_config(redis_port: int, **sections: dict[str, object]) -> ClusterConfig:
     """Settings of a small cluster on free ports. `sections`: fields of `prefill`, `decode`, …, to override."""
-    config = with_free_ports(
+    config = with_own_ports(
         ClusterConfig(model=str(CHECKPOINT), secret=SecretStr(SECRET), dspark=DsparkSettings(draft_tokens=5))
     )
     values = config.model_dump()

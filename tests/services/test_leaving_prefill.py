@@ -11,9 +11,9 @@ from pathlib import Path
 import httpx
 import pytest
 
+from tests.own_ports import with_own_ports
 from tests.services.rank_world import SECRET, prompt_of, until
 from whalepod.cluster.config import ClusterConfig
-from whalepod.cluster.free_ports import with_free_ports
 from whalepod.cluster.registration import RankInfo
 from whalepod.model.tiny_checkpoint import write_tiny_checkpoint
 from whalepod.services.decode.process import run_decode_rank
@@ -69,7 +69,7 @@ async def test_no_request_fails_while_a_prefill_rank_leaves_under_load(
 ) -> None:
     write_tiny_checkpoint(tmp_path / "model")
     asked = {"model": str(tmp_path / "model"), "secret": SECRET, "prefill": {"replicas": replicas, "chunk_tokens": 64}}
-    config = with_free_ports(ClusterConfig.model_validate(asked)).model_copy(update={"redis_port": redis_port})
+    config = with_own_ports(ClusterConfig.model_validate(asked)).model_copy(update={"redis_port": redis_port})
     async with AsyncExitStack() as stack:
         ranks = [await stack.enter_async_context(prefill_rank(config, index)) for index in range(replicas)]
         client = await stack.enter_async_context(decode_and_router(config))

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.cluster.conftest import free_port
-from tests.cluster.jobs.test_submit import ENVIRONMENT, RAY
+from tests.cluster.jobs.test_submit import ENVIRONMENT, RAY, WAIT
 from whalepod.cluster.embedded_redis import EmbeddedRedis
 from whalepod.cluster.registration import RankInfo
 from whalepod.cluster.registry import RegistryWatcher
@@ -36,6 +36,11 @@ def ray_address(tmp_path: Path) -> Iterator[str]:
     with (tmp_path / "log").open("w") as log:
         head = subprocess.Popen(words, env=ENVIRONMENT, stdout=log, stderr=log, start_new_session=True)
         try:
+            deadline = Deadline.after(60)
+            while "Ray runtime started" not in (tmp_path / "log").read_text():
+                assert not deadline.expired
+                assert head.poll() is None
+                WAIT.wait(0.1)
             yield f"127.0.0.1:{port}"
         finally:
             head.send_signal(signal.SIGTERM)

@@ -10,10 +10,11 @@ import grpc
 import pytest
 import redis.asyncio as aioredis
 
+from tests.cluster.conftest import free_port
 from tests.kvstore.values import LAYOUT, NAMESPACE, chain, soon, to_put
+from tests.own_ports import with_own_ports
 from whalepod.cluster.config import ClusterConfig
 from whalepod.cluster.embedded_redis import EmbeddedRedis, EmbeddedRedisSettings
-from whalepod.cluster.free_ports import is_free, with_free_ports
 from whalepod.cluster.liveness import HealthProber, Liveness
 from whalepod.cluster.purge_epochs import PurgeEpochs, raise_epoch
 from whalepod.core.errors import ConfigError
@@ -28,8 +29,8 @@ from whalepod.services.kv.process import run_kv_service
 
 @asynccontextmanager
 async def serving(*, policy: str = "volatile-ttl") -> AsyncGenerator[tuple[kv_pb2_grpc.KvServiceStub, ClusterConfig]]:
-    base = with_free_ports(ClusterConfig(), search_from=27_000)
-    port = next(port for port in range(28_000, 29_000) if is_free(port))
+    base = with_own_ports(ClusterConfig())
+    port = free_port()
     config = ClusterConfig.model_validate({**base.model_dump(), "kv": {"port": port, "maxmemory_policy": policy}})
     stop, ready = asyncio.Event(), asyncio.Event()
     with EmbeddedRedis(EmbeddedRedisSettings(port=config.redis_port, memory_bytes=64 << 20)):

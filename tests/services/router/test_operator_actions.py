@@ -13,13 +13,13 @@ import pytest
 from playwright.async_api import Page, async_playwright, expect
 
 from tests.chromium import CHROMIUM, FLAGS, MISSING
+from tests.own_ports import with_own_ports
 from tests.services.router.fake_ranks import FakeDecode, FakePrefill
 from tests.services.router.router_under_test import RouterUnderTest, router_config, until
 from tests.services.router.test_process import registered, running, until_ready
 from whalepod.cluster.api_keys import Scope, add_api_key
 from whalepod.cluster.config import ClusterConfig
 from whalepod.cluster.embedded_redis import EmbeddedRedis, EmbeddedRedisSettings
-from whalepod.cluster.free_ports import with_free_ports
 
 PROMPT = list(range(400, 440))
 
@@ -64,7 +64,7 @@ class Operated:
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             port = int(probe.getsockname()[1])
-        self.config: ClusterConfig = with_free_ports(router_config(model_dir, api_keys_file=file, admin_port=port))
+        self.config: ClusterConfig = with_own_ports(router_config(model_dir, api_keys_file=file, admin_port=port))
         self.redis = EmbeddedRedis(EmbeddedRedisSettings(port=self.config.redis_port, memory_bytes=32 << 20))
 
     def operator(self, scope: Scope | None) -> httpx.AsyncClient:

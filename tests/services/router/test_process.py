@@ -21,6 +21,7 @@ import pytest
 from pydantic import SecretStr
 
 from tests.cluster.certificates import Authority
+from tests.own_ports import with_own_ports
 from tests.services.router.fake_ranks import SECRET, Behaviour, FakeDecode, FakePrefill, expected_ids
 from tests.services.router.router_under_test import FakeRank, router_config, until
 from whalepod.client import AsyncClient
@@ -41,7 +42,7 @@ PROMPT = [400 + index % 90 for index in range(40)]
 @pytest.fixture
 async def config(model_dir: Path) -> AsyncIterator[ClusterConfig]:
     """Free ports, and a Redis on one of them."""
-    wanted = with_free_ports(router_config(model_dir, drain_seconds=10.0))
+    wanted = with_own_ports(router_config(model_dir, drain_seconds=10.0))
     redis = EmbeddedRedis(EmbeddedRedisSettings(port=wanted.redis_port, memory_bytes=32 << 20))
     await asyncio.to_thread(redis.start)
     try:
@@ -150,7 +151,7 @@ async def test_a_router_that_is_there_before_its_ranks_becomes_ready_with_them(c
 
 
 async def test_c15_without_a_registry_the_ranks_it_knows_go_on_serving(config: ClusterConfig, model_dir: Path) -> None:
-    config = with_free_ports(router_config(model_dir))
+    config = with_own_ports(router_config(model_dir))
     redis = EmbeddedRedis(EmbeddedRedisSettings(port=config.redis_port, memory_bytes=32 << 20))
     await asyncio.to_thread(redis.start)
     async with registered(config, [FakeDecode(), FakePrefill()]), running(config) as client:
@@ -305,7 +306,7 @@ async def test_ranks_at_given_addresses_are_used_without_a_registry(model_dir: P
     decode, prefill = FakeDecode(), FakePrefill()
     await decode.server.start()
     await prefill.server.start()
-    config = with_free_ports(router_config(model_dir))  # no Redis at its port
+    config = with_own_ports(router_config(model_dir))  # no Redis at its port
     addresses = {"decode": (decode.server.info().address,), "prefill": (prefill.server.info().address,)}
     config = config.model_copy(update={"router": config.router.model_copy(update=addresses)})
     async with running(config) as http:
