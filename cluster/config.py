@@ -55,6 +55,11 @@ class EngineSettings(Section):
     async_scheduling: bool = Field(
         default=True, description="plan a step while the one before it is computed; changes no token"
     )
+    warm_up: Literal["auto", "on", "off"] = Field(
+        default="auto",
+        description="before a rank serves, compile kernels and record decode steps, by requests of its own; auto: on a "
+        "GPU; ranks that compute in a group never do",
+    )
 
 
 class FidelitySettings(Section):

@@ -1,6 +1,6 @@
 """One rank's process: an engine, and around it the gRPC server, the registration, the metrics and the way out.
 
-    load weights ─▶ start engine ─▶ listen, healthy ─▶ register ─▶ … ─▶ stop asked
+    load weights ─▶ warm up ─▶ start engine ─▶ listen, healthy ─▶ register ─▶ … ─▶ stop asked
       ─▶ leave placement (unhealthy, `draining`) ─▶ let requests finish ─▶ unregister ─▶ stop server, engine, store
 
 The engine reports on its own thread; `deliver` of the service runs on the event loop, once a step.
@@ -23,7 +23,7 @@ from whalepod.core.clock import SYSTEM_CLOCK, Clock
 from whalepod.core.credentials import ClusterSecret
 from whalepod.core.errors import ConfigError, InternalError
 from whalepod.engine.inline_spans import inline_spans
-from whalepod.engine.interface import Fidelity, RankLoad, StepEvent
+from whalepod.engine.interface import Fidelity, RankLoad, StepEvent, Work
 from whalepod.engine.memory_plan import plan_memory, vision_bytes
 from whalepod.engine.options import RankOptions
 from whalepod.engine.rank import EngineRank
@@ -207,7 +207,7 @@ class RankProcess:
         )
 
     def _load_engine(self) -> EngineRank:
-        """Blocks while weights are read."""
+        """Blocks while weights are read and the engine warms up."""
         config, identity = self._config, self._identity
         encoder = identity.pool == "prefill" and config.prefill.role == "encoder"
         self._model = RankModel.load(
@@ -248,7 +248,16 @@ class RankProcess:
             spans=self._spans,
             clock=self._clock,
         )
+        if self._warms_up(self._model):
+            work = Work.PREFILL if identity.role.is_prefill else Work.GENERATE
+            self._engine.warm_up(work, config.fidelity.allowed)
         return self._engine
+
+    def _warms_up(self, model: RankModel) -> bool:
+        """In a group every pass is everyone's: to warm up there would hold up ranks that serve."""
+        wanted = self._config.engine.warm_up
+        on_gpu = model.network.device.type == "cuda"
+        return self._group is None and (wanted == "on" or (wanted == "auto" and on_gpu))
 
     def _open_spans(self, model: RankModel) -> RankSpans | None:
         """The way to images' rows; None: the model sees none."""

@@ -234,6 +234,12 @@ class Engine:
         works, self._pipeline.works = self._pipeline.works, []
         return works
 
+    def forget_steps(self) -> None:
+        """What steps took so far, and what drafts were worth in them, says nothing about those that come."""
+        self._pipeline.forget()
+        self._restorer.worth.forget()
+        self.preempted = 0
+
     @property
     def runnable(self) -> bool:
         """Another step would do something, without a new message."""

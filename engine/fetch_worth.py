@@ -30,6 +30,10 @@ class FetchWorth:
         row_s = work.seconds / work.prompt_rows
         self._row_s = row_s if self._row_s is None else self._row_s + SHARE_OF_NEWEST * (row_s - self._row_s)
 
+    def forget(self) -> None:
+        """Nothing was measured so far."""
+        self._row_s = None
+
     def block_s(self, block_tokens: int) -> float | None:
         """How long the reading of one block may take to be worth it; None: nothing was measured, so it is."""
         return None if self._row_s is None else WORTH_FACTOR * block_tokens * self._row_s

@@ -102,6 +102,12 @@ class Pipeline:
                     yield planned, result
             self._guide_first()
 
+    def forget(self) -> None:
+        """No step has come back so far: none counts as work, and nothing is concluded from one."""
+        self.works = []
+        if self._planner is not None:
+            self._planner.forget()
+
     def close(self) -> None:
         self._device.close()
 

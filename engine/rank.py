@@ -18,11 +18,13 @@ from dataclasses import dataclass
 from whalepod.core.clock import SYSTEM_CLOCK, Clock
 from whalepod.core.errors import CapacityError, StaleAttemptError, WorkerLostError
 from whalepod.core.ids import RequestId
+from whalepod.core.progress import ProgressReport
 from whalepod.kvstore.store_keys import handoff_snapshot_key
 
 from .engine import Delivery, Engine
 from .interface import (
     EngineRequest,
+    Fidelity,
     FinishedEvent,
     FinishReason,
     Handoff,
@@ -31,12 +33,14 @@ from .interface import (
     RankLoad,
     StepEvent,
     StepWork,
+    Work,
 )
 from .memory_plan import MemoryPlan
 from .options import RankOptions
 from .rank_model import RankModel
 from .span_rows import SpanSource
 from .state_store import StateStore
+from .warm_up import warm_up
 
 log = logging.getLogger(__name__)
 
@@ -73,7 +77,9 @@ class EngineRank:
         Raises ConfigError if the memory plan does not fit.
         """
         self._engine = Engine(model, options, store=store, deliver=self._deliver, spans=spans, clock=clock)
+        self._model = model
         self._options = options
+        self._clock = clock
         self._on_step = on_step
         self._on_failure = on_failure
         self._on_work = on_work
@@ -105,6 +111,21 @@ class EngineRank:
                 threading.Thread(target=_work, args=(work,), name=f"engine-kv-{index}", daemon=True)
                 for index, work in enumerate(works)
             ]
+
+    def warm_up(self, work: Work, fidelities: Sequence[Fidelity]) -> None:
+        """Before `start`: compute what kernels must be compiled and graphs recorded for, to serve such requests. Shows
+        how far it is; nothing is left of it. Raises InternalError if this rank cannot compute."""
+        assert not self._running, "the engine belongs to another thread now"
+        with ProgressReport("warm-up", unit="batches", say=log.info, clock=self._clock) as warming:
+            warm_up(
+                self._engine,
+                self._model,
+                self._options,
+                fidelities=fidelities,
+                work=work,
+                progress=warming.note,
+            )
+            warming.finish()
 
     def start(self) -> None:
         """Start the loop and the workers. Once."""

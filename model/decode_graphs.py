@@ -41,22 +41,37 @@ RECORDINGS_MAX = 64
 def shape_of(segments: Sequence[Segment], *, block_tokens: int) -> PlanShape | None:
     """The smallest shape that holds them, None if there are more rows than in any."""
     counts = [len(segment.token_ids) for segment in segments]
-    rows = sum(counts)
-    several = max(counts) > 1
-    held = next((size for size in ROWS if size >= len(segments)), None)
-    padding = held is not None and held > len(segments)
-    size = next((size for size in ROWS if size >= rows + padding), None)
-    if held is None or size is None:
+    held = _held(len(segments), rows=sum(counts), several=max(counts) > 1)
+    if held is None:
         return None
-    if not several:
-        held = size
     tokens = max(TOKENS_MIN, block_tokens, 1 << (max(segment.end for segment in segments) - 1).bit_length())
     return PlanShape(
-        rows=size,
-        segments=held,
+        rows=held[0],
+        segments=held[1],
         tokens=-(-tokens // block_tokens) * block_tokens,
         group_rows=1 << (max(counts) - 1).bit_length(),
     )
+
+
+def batch_sizes(sequences_max: int, *, rows: int) -> list[int]:
+    """Batches of sequences that compute `rows` rows each, the largest first: one for each shape that batches up to
+    `sequences_max` of them have, whatever the contexts."""
+    largest: dict[tuple[int, int], int] = {}
+    for sequences in range(1, sequences_max + 1):
+        held = _held(sequences, rows=sequences * rows, several=rows > 1)
+        if held is not None:
+            largest[held] = sequences
+    return sorted(largest.values(), reverse=True)
+
+
+def _held(segments: int, *, rows: int, several: bool) -> tuple[int, int] | None:
+    """Rows and segments of the smallest shape. `several`: a segment has more rows than one."""
+    held = next((size for size in ROWS if size >= segments), None)
+    padding = held is not None and held > segments
+    size = next((size for size in ROWS if size >= rows + padding), None)
+    if held is None or size is None:
+        return None
+    return size, held if several else size
 
 
 @dataclass(frozen=True, slots=True)

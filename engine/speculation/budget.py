@@ -46,6 +46,11 @@ class BudgetPlanner:
         """What the drafts of a step were worth, [columns] each. Steps come in order."""
         self._past.append((step, survivals))
 
+    def forget(self) -> None:
+        """Nothing was observed so far."""
+        self._past.clear()
+        self.gain = 0.0
+
     def plan(self, step: int, holders: Sequence[Holder], limits: Sequence[int]) -> int | None:
         """Drafts of these requests that a step verifies together; None: all of them.
 
@@ -75,6 +80,9 @@ class ForcedBudget:
         self._budget = budget
 
     def observe(self, step: int, survivals: Mapping[Holder, NDArray[np.floating[Any]]]) -> None:
+        """Changes nothing."""
+
+    def forget(self) -> None:
         """Changes nothing."""
 
     def plan(self, step: int, holders: Sequence[Holder], limits: Sequence[int]) -> int | None:  # noqa: ARG002

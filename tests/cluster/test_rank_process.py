@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import socket
+from collections.abc import Mapping, Sequence
+from contextlib import AsyncExitStack
 
 import pytest
+from prometheus_client import REGISTRY
 
 from tests.services.rank_world import running_rank, world_config
-from whalepod.cluster.config import METRICS_PORT_OFFSET
+from whalepod.cluster.config import METRICS_PORT_OFFSET, ClusterConfig
 from whalepod.cluster.embedded_redis import EmbeddedRedis
 from whalepod.cluster.rank_process import rank_options
 from whalepod.cluster.rank_server import rank_identity
 from whalepod.cluster.registration import RankRole
 from whalepod.core.errors import ConfigError
+from whalepod.engine.interface import Fidelity, Work
+from whalepod.engine.rank import EngineRank
 from whalepod.model.config import ModelConfig
 from whalepod.model.tiny_checkpoint import shipped_tokenizer, tiny_config_json
 
@@ -48,6 +53,69 @@ async def test_what_cannot_fit_into_memory_is_refused_with_the_numbers(redis_ser
     with pytest.raises(ConfigError, match="KV blocks"):
         async with running_rank(config, "decode"):
             pass
+
+
+WarmUps = list[tuple[Work, tuple[Fidelity, ...]]]
+COUNTED = ("generated_tokens_total", "finished_total", "step_seconds_count", "batch_rows_count", "dspark_steps_total")
+
+
+@pytest.fixture
+def warm_ups(monkeypatch: pytest.MonkeyPatch) -> WarmUps:
+    """Every warm-up that was asked for, and done."""
+    asked: WarmUps = []
+    warm_up = EngineRank.warm_up
+
+    def noted(rank: EngineRank, work: Work, fidelities: Sequence[Fidelity]) -> None:
+        warm_up(rank, work, fidelities)
+        asked.append((work, tuple(fidelities)))
+
+    monkeypatch.setattr(EngineRank, "warm_up", noted)
+    return asked
+
+
+def counted() -> list[tuple[str, Mapping[str, str], float]]:
+    """What the ranks of this process say that they have done."""
+    samples = (sample for family in REGISTRY.collect() for sample in family.samples)
+    return [
+        (sample.name, sample.labels, sample.value)
+        for sample in samples
+        if sample.name.removeprefix("whalepod_rank_") in COUNTED
+    ]
+
+
+async def test_a_rank_is_ready_once_it_has_warmed_up(redis_server: EmbeddedRedis, warm_ups: WarmUps) -> None:
+    before = counted()
+    assert {name.removeprefix("whalepod_rank_") for name, _, _ in before} >= {"generated_tokens_total"}
+    config = world_config(
+        redis_server.address.port, engine={"warm_up": "on"}, fidelity={"allowed": ("fast",), "default": "fast"}
+    )
+    async with running_rank(config, "decode") as rank:
+        assert warm_ups == [(Work.GENERATE, (Fidelity.FAST,))]
+        assert rank.info.load.blocks_free == rank.info.load.blocks_total
+        assert counted() == before
+    async with running_rank(config, "prefill"):
+        assert warm_ups[1:] == [(Work.PREFILL, (Fidelity.FAST,))]
+
+
+@pytest.mark.parametrize("warm_up", ["auto", "off"])
+async def test_a_rank_on_a_cpu_warms_up_only_if_it_must(
+    redis_server: EmbeddedRedis, warm_ups: WarmUps, warm_up: str
+) -> None:
+    async with running_rank(world_config(redis_server.address.port, engine={"warm_up": warm_up}), "decode"):
+        assert warm_ups == []
+
+
+async def test_ranks_of_a_group_never_warm_up(redis_server: EmbeddedRedis, warm_ups: WarmUps) -> None:
+    config = world_config(
+        redis_server.address.port,
+        engine={"warm_up": "on"},
+        prefill={"replicas": 2, "context_parallel": 2},
+        decode={"port": ClusterConfig().decode.port},  # none is started
+    )
+    async with AsyncExitStack() as stack:
+        ranks = (running_rank(config, "prefill", index=index) for index in range(2))
+        await asyncio.gather(*map(stack.enter_async_context, ranks))
+        assert warm_ups == []
 
 
 async def test_a3_a_rank_with_other_blocks_does_not_join_and_both_are_named(redis_server: EmbeddedRedis) -> None:

@@ -49,3 +49,9 @@ def test_a_read_ends_when_its_prefix_could_have_been_computed_within_bounds() ->
     assert worth.soft_deadline_s(10, at_most_s=2.0) == SOFT_DEADLINE_S_MIN
     assert worth.soft_deadline_s(100_000, at_most_s=2.0) == 2.0
     assert worth.soft_deadline_s(10, at_most_s=0.1) == 0.1
+
+
+def test_what_is_forgotten_decides_nothing() -> None:
+    worth = measured(1e-4)
+    worth.forget()
+    assert worth.block_s(256) is None

@@ -11,7 +11,7 @@ import torch
 from tests.model.network_world import CHECKPOINT, Sequences, random_prompt
 from tests.model.test_packed_attention import state
 from whalepod.model.batch_plan import BatchPlan
-from whalepod.model.decode_graphs import DecodeGraphs, shape_of
+from whalepod.model.decode_graphs import DecodeGraphs, batch_sizes, shape_of
 from whalepod.model.network import Network
 from whalepod.model.packed_plan import PlanShape
 from whalepod.model.record_formats import RELEASE_FORMATS
@@ -54,6 +54,21 @@ def test_shapes_are_few_and_hold_what_they_are_for(network: Network) -> None:
     # Every segment of the shape is one, so no row need be padding.
     assert shape_of(two[:2], block_tokens=16) == PlanShape(rows=4, segments=2, tokens=1024, group_rows=2)
     assert shape_of(one_each * 600, block_tokens=16) is None
+
+
+@pytest.mark.parametrize("rows", [1, 2, 6])
+def test_few_batches_have_every_shape_that_up_to_so_many_have(network: Network, rows: int) -> None:
+    segment = prepared(network).segment(0, 10, 10 + rows)
+
+    def shape(sequences: int) -> PlanShape | None:
+        return shape_of([segment] * sequences, block_tokens=16)
+
+    sizes = batch_sizes(300, rows=rows)
+    assert sizes == sorted(sizes, reverse=True)
+    shapes = [shape(size) for size in sizes]
+    assert len(set(shapes)) == len(shapes)
+    assert {shape(sequences) for sequences in range(1, 301)} - {None} == set(shapes)
+    assert batch_sizes(1, rows=rows) == [1]
 
 
 def test_only_packed_networks_on_a_gpu_are_recorded(network: Network) -> None:

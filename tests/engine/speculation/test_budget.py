@@ -45,6 +45,16 @@ def test_another_holder_of_a_slot_inherits_nothing() -> None:
     assert mixed >= 2, "the new one counts as good"
 
 
+def test_what_is_forgotten_decides_nothing() -> None:
+    asked = planner()
+    asked.observe(0, BAD)
+    assert asked.plan(2, HOLDERS, [2, 2]) == 0
+    assert asked.gain > 0
+    asked.forget()
+    assert asked.plan(2, HOLDERS, [2, 2]) is None
+    assert asked.gain == 0
+
+
 def test_a_request_near_its_end_asks_for_no_more_than_it_can_say() -> None:
     asked = planner(CHEAP)
     asked.observe(0, GOOD)
