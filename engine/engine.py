@@ -153,10 +153,13 @@ class Engine:
         if sequence.rows_end == 0:
             self._hand_over(sequence, Handoff(boundary_tokens=0, kind=None))
 
-    def cancel(self, request_id: RequestId, attempt: int) -> None:
-        """Drop a request without a word, and a hand-off nobody was told of. Unknown or ended: does nothing."""
+    def cancel(self, request_id: RequestId, attempt: int, *, goes_on: bool = False) -> None:
+        """Drop a request without a word, and a hand-off nobody was told of. Unknown or ended: does nothing. `goes_on`:
+        another rank may take it over, from what it has left for that."""
         sequence = self._live(request_id, attempt)
         if sequence is not None:
+            if not goes_on:
+                self._publisher.forget_crash(sequence)
             self._remove(sequence, Outcome.ABORT)
         self._publisher.unlink_unheard(self._report.forget(request_id, attempt))
 
@@ -420,6 +423,7 @@ class Engine:
 
     def _end_with_error(self, sequence: Sequence, error: ServingError) -> None:
         self._report.end(sequence, Finish(FinishReason.ERROR), error)
+        self._publisher.forget_crash(sequence, after=error)
         self._remove(sequence, Outcome.ERROR)
 
     def _remove(self, sequence: Sequence, outcome: Outcome, *, delivered: bool = False) -> None:

@@ -12,6 +12,7 @@ from itertools import islice
 
 from whalepod.core.block_keys import BlockKey
 from whalepod.core.clock import Clock, Deadline
+from whalepod.core.errors import ServingError, StaleAttemptError, UnavailableError
 from whalepod.core.ids import RequestId
 from whalepod.kvstore.client import BlockToPut
 from whalepod.kvstore.settings import RETENTION_S_MAX
@@ -214,16 +215,19 @@ class Publisher:
         if self._transfers is not None:
             self._transfers.unlink(handoff_snapshot_key(request_id, attempt))
 
-    def forget_crash(self, sequence: Sequence) -> None:
-        """The sequence has ended as it should: nobody goes on from what it has left."""
-        if self._transfers is not None:
-            for border in self._crash_borders(sequence)[:CRASH_KEPT]:
+    def forget_crash(self, sequence: Sequence, *, after: ServingError | None = None) -> None:
+        """The request has ended, perhaps with an error: nobody goes on from what it has left, unless another rank may.
+        So it is for one that computes a prompt for another, or awaits that."""
+        may_go_on = isinstance(after, UnavailableError | StaleAttemptError) or sequence.is_prefill or sequence.awaiting
+        if self._transfers is not None and not may_go_on:
+            tokens = max(sequence.computed, len(sequence.tokens) - 1)
+            for border in self._crash_borders(sequence, tokens)[:CRASH_KEPT]:
                 self._transfers.unlink(self._crash_key(sequence, border))
 
     def _publish_crash(self, sequence: Sequence) -> None:
         """Every so often, all state of an exact request that draws: who takes over recomputes what follows. A rank may
         die while one is being written, so the one before it stays."""
-        transfers, borders = self._transfers, self._crash_borders(sequence)
+        transfers, borders = self._transfers, self._crash_borders(sequence, sequence.computed)
         if transfers is None or sequence.is_prefill or not sequence.exact or sequence.computed not in borders[:1]:
             return
         copied = self._snapshot(sequence, SnapshotKind.FULL, None)
@@ -234,8 +238,8 @@ class Publisher:
         for border in borders[CRASH_KEPT : CRASH_KEPT + 1]:
             transfers.unlink(self._crash_key(sequence, border))
 
-    def _crash_borders(self, sequence: Sequence) -> list[int]:
-        return crash_borders(sequence, self._boundaries, tokens=sequence.computed, every=self._options.crash_tokens)
+    def _crash_borders(self, sequence: Sequence, tokens: int) -> list[int]:
+        return crash_borders(sequence, self._boundaries, tokens=tokens, every=self._options.crash_tokens)
 
     def _crash_key(self, sequence: Sequence, border: int) -> bytes:
         last = self._key(sequence, border // self._boundaries.block_tokens - 1)

@@ -165,13 +165,14 @@ class EngineRank:
                 self._post(lambda: self._engine.fail(request.request_id, known, stale))
             self._post(lambda: self._engine.submit(request))
 
-    def cancel(self, request_id: RequestId, attempt: int) -> None:
-        """Drop a request. When this has returned, nothing more is reported for it. Unknown or ended: does nothing."""
+    def cancel(self, request_id: RequestId, attempt: int, *, goes_on: bool = False) -> None:
+        """Drop a request. When this has returned, nothing more is reported for it. Unknown or ended: does nothing.
+        `goes_on`: another rank may take it over."""
         key = (request_id, attempt)
         with self._changed:
             if self.alive and self._unfinished.pop(key, key) is None:
                 self._muted.add(key)
-                self._post(lambda: self._drop(key))
+                self._post(lambda: self._drop(key, goes_on=goes_on))
 
     def abandon(self, request_id: RequestId, attempt: int) -> None:
         """Remove what this request has handed off: whoever was to read it will not."""
@@ -266,8 +267,8 @@ class EngineRank:
             self._muted.difference_update(self._dropped)
             self._dropped.clear()
 
-    def _drop(self, key: Key) -> None:
-        self._engine.cancel(*key)
+    def _drop(self, key: Key, *, goes_on: bool) -> None:
+        self._engine.cancel(*key, goes_on=goes_on)
         self._dropped.append(key)
 
     def _report(self, events: Sequence[StepEvent]) -> None:

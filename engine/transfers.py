@@ -118,9 +118,10 @@ class _Queue:
             self.bytes -= self.writes.pop().bytes
             WRITES_DROPPED.labels("queue_full").inc()
 
-    def remove(self, owner: Owner) -> None:
-        kept = [write for write in self.writes if write.owner != owner]
-        self.writes, self.bytes = deque(kept), sum(write.bytes for write in kept)
+    def remove(self, doomed: Callable[[Write], bool]) -> None:
+        if any(map(doomed, self.writes)):
+            kept = [write for write in self.writes if not doomed(write)]
+            self.writes, self.bytes = deque(kept), sum(write.bytes for write in kept)
 
 
 @dataclass(slots=True)
@@ -231,11 +232,13 @@ class Transfers:
         """As `let_go`, and what it has queued is not written."""
         self.let_go(owner)
         with self._changed:
-            self._handoff_writes.remove(owner)
+            self._handoff_writes.remove(lambda write: write.owner == owner)
 
     def unlink(self, key: bytes) -> None:
-        """Remove a snapshot some time, after what is being written now."""
+        """Remove a snapshot that nobody waits for, or that was answered for, some time after what is being written now.
+        If it is still queued, it is not written."""
         with self._changed:
+            self._other_writes.remove(lambda write: isinstance(write, SnapshotWrite) and write.key == key)
             self._unlinks.append(key)
             self._changed.notify_all()
 

@@ -50,7 +50,8 @@ class Keys:
     def submit(self, request: EngineRequest) -> None:
         self.live.append((request.request_id, request.attempt))
 
-    def cancel(self, request_id: RequestId, attempt: int) -> None:
+    def cancel(self, request_id: RequestId, attempt: int, *, goes_on: bool = False) -> None:
+        del goes_on
         self.live.remove((request_id, attempt))
 
     def load(self) -> RankLoad:

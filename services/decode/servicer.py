@@ -198,14 +198,15 @@ class DecodeServicer(decode_pb2_grpc.DecodeServiceServicer):
         if self._owners.get(key) is stream:
             self._drop(key)
 
-    def _drop(self, key: Key) -> None:
-        """Nobody waits for this request any more."""
+    def _drop(self, key: Key, *, goes_on: bool = False) -> None:
+        """Nobody waits for this attempt any more."""
         self._disown(key)
-        self._engine.cancel(*key)
+        self._engine.cancel(*key, goes_on=goes_on)
 
     def _drop_all(self, stream: RouterStream) -> None:
+        """The router is gone, or takes this rank to be: then it goes on elsewhere."""
         for key in list(stream.live):
-            self._drop(key)
+            self._drop(key, goes_on=True)
 
     def _disown(self, key: Key) -> None:
         stream = self._owners.pop(key, None)

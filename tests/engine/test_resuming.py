@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
 
@@ -9,9 +10,17 @@ import pytest
 
 from tests.engine.engine_world import OPTIONS, World, decode, prefill, prompt_of
 from tests.engine.memory_store import MemoryStore
-from whalepod.core.errors import ContextLengthError
+from whalepod.core.errors import (
+    ContextLengthError,
+    DeadlineError,
+    InternalError,
+    ServingError,
+    StaleAttemptError,
+    WorkerLostError,
+)
+from whalepod.core.ids import RequestId
 from whalepod.engine.grammar.spec import GrammarKind, GrammarSpec
-from whalepod.engine.interface import Fidelity, FinishReason, SampledToken
+from whalepod.engine.interface import Fidelity, FinishReason, SampledToken, Work
 from whalepod.engine.options import RankOptions
 from whalepod.engine.sampling_params import SamplingParams
 from whalepod.engine.speculation.options import SpeculationOptions
@@ -90,6 +99,7 @@ CRASHES = replace(OPTIONS, crash_tokens=16)
 """So borders are at 96, 112 and 128 tokens."""
 AHEAD = replace(CRASHES, async_scheduling=True, speculation=SpeculationOptions())
 SAID = 60
+NAME = RequestId(b"name".ljust(16))
 
 
 @cache
@@ -130,6 +140,59 @@ def test_a_request_that_ends_leaves_nothing_to_go_on_from() -> None:
     store, said = killed()
     World(store=store, options=CRASHES).generate(prompt_of(TOKENS), LONG, name="name", attempt=2, resumed=said)
     assert store.crashes() == []
+
+
+def _running(store: MemoryStore, *, tokens: int, attempt: int = 1, resumed: Sequence[int] = ()) -> World:
+    world = World(store=store, options=CRASHES)
+    heard = world.submit(world.request(prompt_of(TOKENS), LONG, name="name", attempt=attempt, resumed=resumed))
+    while len(heard.tokens) < tokens:
+        world.step()
+    return world
+
+
+def test_a_request_that_is_cancelled_leaves_nothing_unless_it_goes_on_elsewhere() -> None:
+    store = MemoryStore()
+    world = _running(store, tokens=40)
+    assert store.crashes()
+    world.engine.cancel(NAME, 1, goes_on=True)
+    world.run()
+    assert len(store.crashes()) == 2
+    world = _running(store, tokens=5, attempt=2, resumed=[token.id for token in whole()[:40]])
+    world.engine.cancel(NAME, 2)
+    world.run()
+    assert store.crashes() == []
+
+
+@pytest.mark.parametrize(
+    ("error", "left"),
+    [
+        (DeadlineError("late"), 0),
+        (InternalError("broken"), 0),
+        (WorkerLostError("gone"), 2),
+        (StaleAttemptError("2"), 2),
+    ],
+    ids=lambda value: type(value).__name__ if isinstance(value, Exception) else "",
+)
+def test_an_error_that_ends_a_request_takes_what_it_left_with_it(error: ServingError, left: int) -> None:
+    store = MemoryStore()
+    world = _running(store, tokens=40)
+    world.engine.fail(NAME, 1, error)
+    world.run()
+    assert len(store.crashes()) == left
+
+
+def test_a_prefill_that_is_cancelled_leaves_what_its_request_may_go_on_from() -> None:
+    store, said = killed()
+    for work, awaits in (Work.PREFILL, False), (Work.GENERATE, True):
+        world = World(store=store, options=CRASHES)
+        request = world.request(
+            prompt_of(TOKENS), LONG, name="name", attempt=2, resumed=said, work=work, await_handoff=awaits
+        )
+        world.submit(request)
+        world.step()
+        world.engine.cancel(NAME, 2)
+        world.run()
+        assert len(store.crashes()) == 2
 
 
 def test_without_all_of_it_the_request_is_computed_again() -> None:

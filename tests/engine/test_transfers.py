@@ -216,6 +216,16 @@ def test_unlinked_keys_are_gone() -> None:
     assert list(world.store.snapshots) == [b"h:y"]
 
 
+def test_what_is_unlinked_before_it_was_written_is_not_written() -> None:
+    world = _World()
+    world.transfers.write(_snapshot(None, b"c:x"))
+    world.transfers.write(_snapshot(None, b"c:y"))
+    world.transfers.unlink(b"c:x")
+    world.work()
+    assert list(world.store.snapshots) == [b"c:y"]
+    assert world.transfers.has_room(10_000, owner=None), "its bytes are free"
+
+
 def test_closing_wakes_waiting_workers() -> None:
     world = _World()
     done: list[bool] = []
