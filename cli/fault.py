@@ -17,6 +17,7 @@ from whalepod.cluster.fault_switch import sign_order
 from whalepod.cluster.peer_tls import PeerTls, open_channel
 from whalepod.cluster.registration import RankInfo
 from whalepod.cluster.registry import RegistryWatcher
+from whalepod.cluster.router_channel import open_router_channel
 from whalepod.cluster.store_faults import corrupt_store, kill_store, pause_store
 from whalepod.core.clock import SYSTEM_CLOCK
 from whalepod.core.errors import UnavailableError
@@ -98,17 +99,16 @@ def _order_redis(config: ClusterConfig, kind: Kind, seconds: float) -> str | Non
 async def _order(config: ClusterConfig, target: str, order: fault_pb2.FaultOrder) -> str | None:
     """None: it has begun; else why not."""
     tls = PeerTls.of(config.tls)
-    if target == "router" and config.tls.cert_file is not None:
-        return "the router speaks TLS to clients, with a certificate that is not checked here: signal its process"
-    if target in ("router", "kv"):
-        port = config.router.grpc_port if target == "router" else config.kv.port
-        address, tls = join_address(config.reachable_host, port), None if target == "router" else tls
+    if target == "router":
+        opened = open_router_channel(config)
+    elif target == "kv":
+        opened = open_channel(join_address(config.reachable_host, config.kv.port), tls)
     else:
         ranks = await _ranks(config, tls)
         if RankId(target) not in ranks:
             return f"there is no rank {target}; there are {', '.join((*sorted(ranks), 'router', 'kv', 'redis'))}"
-        address = ranks[RankId(target)].address
-    async with open_channel(address, tls) as channel:
+        opened = open_channel(ranks[RankId(target)].address, tls)
+    async with opened as channel:
         stub: Any = fault_pb2_grpc.FaultServiceStub(channel)
         try:
             await stub.Inject(sign_order(order, config.cluster_secret()), timeout=TIMEOUT_S)

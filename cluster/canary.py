@@ -24,12 +24,12 @@ from whalepod.rpc.router.v1 import router_pb2, router_pb2_grpc
 from .canary_cases import CanaryCase, Shape, Warmth, plan_cases
 from .canary_control import ControlCluster, run_handoff
 from .canary_report import Answer, CanaryReport, answer_of_tokens, note_difference
-from .config import ClusterConfig, join_address
+from .config import ClusterConfig
 from .error_codes import error_from_rpc
-from .grpc_options import channel_options
 from .peer_tls import PeerTls
 from .registration import RankRole
 from .registry import RegistryWatcher
+from .router_channel import open_router_channel
 from .wire import FIDELITIES, sampling_to_proto
 
 AT_A_TIME: Final = 8
@@ -114,10 +114,9 @@ async def _ask_cluster(
     config: ClusterConfig, cases: Sequence[CanaryCase], fidelity: Fidelity, report: CanaryReport
 ) -> dict[int, Answer]:
     """Answers by case index. Failed requests are counted and left out."""
-    address = join_address(config.reachable_host, config.router.grpc_port)
     slots = asyncio.Semaphore(AT_A_TIME)
     answers: dict[int, Answer] = {}
-    async with grpc.aio.insecure_channel(address, options=channel_options()) as channel:
+    async with open_router_channel(config) as channel:
 
         async def ask(case: CanaryCase) -> None:
             salt = mint_request_id().hex()

@@ -28,9 +28,9 @@ from whalepod.engine.sampling_params import SamplingParams
 from whalepod.rpc.router.v1 import router_pb2, router_pb2_grpc
 
 from .canary_report import Answer, CanaryReport, answer_of_tokens, note_difference
-from .config import ClusterConfig, join_address
+from .config import ClusterConfig
 from .error_codes import error_from_rpc
-from .grpc_options import channel_options
+from .router_channel import open_router_channel
 
 AT_A_TIME: Final = 4
 REQUEST_TIMEOUT_S: Final = 300.0
@@ -132,10 +132,9 @@ async def _ask_cluster(
     config: ClusterConfig, cases: Sequence[ImageCase], fidelity: Fidelity, report: CanaryReport
 ) -> tuple[dict[int, Answer], dict[int, Answer]]:
     """First and second answers, by case index. Failed requests are counted and left out."""
-    address = join_address(config.reachable_host, config.router.grpc_port)
     slots = asyncio.Semaphore(AT_A_TIME)
     rounds: tuple[dict[int, Answer], dict[int, Answer]] = ({}, {})
-    async with grpc.aio.insecure_channel(address, options=channel_options()) as channel:
+    async with open_router_channel(config) as channel:
 
         async def ask(case: ImageCase, answers: dict[int, Answer]) -> None:
             async with slots:
@@ -180,8 +179,7 @@ async def _chat(channel: grpc.aio.Channel, case: ImageCase, fidelity: Fidelity) 
 
 
 async def _handed_off(config: ClusterConfig) -> float:
-    """By the router so far."""
+    """By the processes of the router so far."""
     async with httpx.AsyncClient(trust_env=False, verify=False) as client:
-        page = (await client.get(f"{config.operator_url}/metrics", timeout=10.0)).text
-    found = HANDED_OFF.search(page)
-    return float(found.group(1)) if found else 0.0
+        pages = [(await client.get(f"{url}/metrics", timeout=10.0)).text for url in config.operator_urls]
+    return sum(float(found.group(1)) for page in pages if (found := HANDED_OFF.search(page)))

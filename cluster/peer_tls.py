@@ -18,7 +18,7 @@ from whalepod.core.errors import ConfigError
 
 from .config import TlsSettings
 from .grpc_options import channel_options
-from .tls import ServerTls
+from .tls import ServerTls, shake_hands
 
 SETTINGS = ("tls.peer_cert_file", "tls.peer_key_file", "tls.peer_ca_file")
 
@@ -46,6 +46,12 @@ class PeerTls:
         """Another one: the files have changed, and a channel that was opened before shows the old ones."""
         return self._server.version()
 
+    @property
+    def pair(self) -> tuple[bytes, bytes]:
+        """Key and certificate chain, PEM."""
+        key, chain, _ = self._server.pems()
+        return key, chain
+
     def server_credentials(self) -> grpc.ServerCredentials:
         return self._server.grpc_credentials()
 
@@ -70,23 +76,14 @@ class PeerTls:
         client = ssl.create_default_context(cafile=str(ca_file))
         client.load_cert_chain(cert_file, key_file)
         client.check_hostname = self._name is not None
-        into_server, into_client = ssl.MemoryBIO(), ssl.MemoryBIO()
-        sides = (
-            client.wrap_bio(into_client, into_server, server_hostname=self._name),
-            self._server.context().wrap_bio(into_server, into_client, server_side=True),
-        )
-        for _ in range(3):  # flights of a handshake, and one for what is left
-            for side in sides:
-                try:
-                    side.do_handshake()
-                except ssl.SSLWantReadError:
-                    pass
-                except ssl.SSLError as error:
-                    named = "" if self._name is None else f" under the name {self._name} (tls.peer_name)"
-                    raise ConfigError(
-                        f"tls.peer_cert_file {cert_file} would not be believed by who has tls.peer_ca_file {ca_file}"
-                        f"{named}: {error.args[-1]}"
-                    ) from None
+        try:
+            shake_hands(client, self._server.context(), name=self._name)
+        except ssl.SSLError as error:
+            named = "" if self._name is None else f" under the name {self._name} (tls.peer_name)"
+            raise ConfigError(
+                f"tls.peer_cert_file {cert_file} would not be believed by who has tls.peer_ca_file {ca_file}"
+                f"{named}: {error.args[-1]}"
+            ) from None
 
 
 def open_channel(address: str, tls: PeerTls | None) -> grpc.aio.Channel:

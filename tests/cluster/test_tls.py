@@ -11,13 +11,16 @@ from pathlib import Path
 import grpc
 import httpx
 import pytest
+from cryptography.hazmat.primitives import serialization
 from starlette.applications import Starlette
 from starlette.responses import PlainTextResponse
 from starlette.routing import Route
 
 from tests.cluster.certificates import Authority, Pair
 from tests.services.router.router_under_test import serving
+from whalepod.cluster.config import ClusterConfig, RouterSettings, TlsSettings
 from whalepod.cluster.grpc_options import channel_options, server_options
+from whalepod.cluster.router_channel import open_router_channel
 from whalepod.cluster.tls import ServerTls
 from whalepod.core.errors import ConfigError
 
@@ -129,3 +132,50 @@ def test_files_that_cannot_be_used_are_named_at_start(
         ServerTls(cert_file=tmp_path / "missing.crt", key_file=one.key)
     with pytest.raises(ConfigError, match=r"tls\.client_ca_file"):
         ServerTls(cert_file=one.cert, key_file=one.key, client_ca_file=one.key)
+
+
+def test_a_key_that_nobody_can_open_is_refused_and_nobody_is_asked(tmp_path: Path, server_authority: Authority) -> None:
+    pair = server_authority.issue("server")
+    key = serialization.load_pem_private_key(pair.key.read_bytes(), None)
+    secret = serialization.BestAvailableEncryption(b"passphrase")
+    pair.key.write_bytes(key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, secret))
+    with pytest.raises(ConfigError, match=r"tls\.key_file .* is encrypted"):
+        ServerTls(cert_file=pair.cert, key_file=pair.key)
+
+
+@pytest.mark.parametrize("file", ["cert", "key", "authorities"])
+def test_what_is_shown_while_files_are_being_replaced_is_what_was_good(server_authority: Authority, file: str) -> None:
+    """One of them is gone for a moment, or half written."""
+    pair = server_authority.issue("server")
+    tls = ServerTls(cert_file=pair.cert, key_file=pair.key, client_ca_file=server_authority.pem)
+    before, version = tls.pems(), tls.version()
+    path = {"cert": pair.cert, "key": pair.key, "authorities": server_authority.pem}[file]
+    whole = path.read_bytes()
+    path.unlink()
+    assert (tls.pems(), tls.version()) == (before, version)
+    path.write_bytes(whole[:200])
+    assert (tls.pems(), tls.version()) == (before, version)
+    path.write_bytes(whole)
+    assert tls.pems() == before
+    assert tls.version() != version
+
+
+@pytest.mark.parametrize("asks_clients", [False, True])
+async def test_tools_believe_the_very_certificate_of_the_router_and_no_other(
+    tmp_path: Path, server_authority: Authority, client_authority: Authority, *, asks_clients: bool
+) -> None:
+    """Whoever has signed it: the tools know the file, and no authority."""
+    own, peer = server_authority.issue("server"), client_authority.issue("peer")
+    client_ca = client_authority.pem if asks_clients else None
+    async with grpc_server(ServerTls(cert_file=own.cert, key_file=own.key, client_ca_file=client_ca)) as port:
+        files = {"cert_file": own.cert, "key_file": own.key, "client_ca_file": client_ca}
+        files |= {"peer_cert_file": peer.cert, "peer_key_file": peer.key, "peer_ca_file": client_authority.pem}
+        router = RouterSettings(grpc_port=port, admin_port=9999)
+        config = ClusterConfig(router=router, tls=TlsSettings.model_validate(files))
+        other = server_authority.issue("other")
+        tls = config.tls.model_copy(update={"cert_file": other.cert, "key_file": other.key})
+        for settings, answers in (config, True), (config.model_copy(update={"tls": tls}), False):
+            async with open_router_channel(settings) as channel:
+                with pytest.raises(grpc.aio.AioRpcError) as failure:
+                    await channel.unary_unary("/none/None")(b"", timeout=2)
+                assert (failure.value.code() is grpc.StatusCode.UNIMPLEMENTED) == answers

@@ -44,6 +44,16 @@ async def test_every_call_of_a_router_goes_over_mutual_tls(model_dir: Path, auth
         assert await answer == 200
 
 
+async def test_a_request_that_meets_files_as_they_are_replaced_is_served(model_dir: Path, authority: Authority) -> None:
+    decode, prefill = FakeDecode(), FakePrefill()
+    tls = decode.server.tls = prefill.server.tls = peer_tls(authority)
+    async with running_router(model_dir, [decode, prefill], tls=tls) as router:
+        for file in authority.pem.parent.iterdir():
+            file.unlink()
+        assert await answer_to(router, PROMPT) == expected_ids(PROMPT, 6)
+        assert len(prefill.seen.starts) == 1
+
+
 async def test_certificates_are_replaced_while_everything_runs(
     model_dir: Path, tmp_path: Path, authority: Authority
 ) -> None:
