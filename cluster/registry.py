@@ -6,7 +6,8 @@ A registration has no life in Redis: where blocks share the server, what expires
 when it has not changed for some seconds, and old ones are removed by whoever meets them.
 
 The table is not the truth about life and death, only the way to learn names. When Redis is gone or forgets a rank,
-the watcher keeps what it knew and asks the rank itself (gRPC health). So a dead Redis costs no request.
+the watcher keeps what it knew and asks the rank itself. So a dead Redis costs no request. What was signed before what a
+name is known to have said is no news of it, whoever has written it once more.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 from redis.exceptions import RedisError
@@ -26,9 +27,10 @@ from whalepod.core.errors import UnavailableError
 from whalepod.core.ids import Incarnation, RankId
 from whalepod.core.tasks import cancel_and_wait
 
-from .liveness import HealthProber, Liveness
+from .liveness import Liveness
 from .peer_tls import PeerTls
 from .purge_epochs import PurgeEpochs, raise_epoch
+from .rank_prober import RankProber
 from .registration import RankInfo
 from .registration_store import (
     FORGET_S,
@@ -55,6 +57,16 @@ class Compatibility:
     layout: str
 
 
+@dataclass(frozen=True, slots=True)
+class _Heard:
+    """The last registration under a name."""
+
+    data: bytes
+    signed_unix_ms: int
+    at_s: float
+    """When it was seen first."""
+
+
 class RegistryWatcher:
     """A router's table of ranks.
 
@@ -75,10 +87,10 @@ class RegistryWatcher:
         clock: Clock = SYSTEM_CLOCK,
         poll_s: float = 0.5,
         silence_s: float = SILENCE_S,
-        probe: Callable[[str], Awaitable[Liveness]] | None = None,
+        probe: Callable[[RankInfo], Awaitable[RankInfo | Liveness]] | None = None,
     ) -> None:
         """`expected` None: the first registration decides. `on_change` runs on the event loop, after the table changed
-        in more than load. `probe` asks an address whether it serves; None: gRPC health."""
+        in more than load. `probe` asks a rank at its address; None: as `RankProber` does."""
         self._redis = connect_registry(redis_url)
         self._secret = secret
         self._expected = expected
@@ -86,11 +98,10 @@ class RegistryWatcher:
         self._clock = clock
         self._poll_s = poll_s
         self._silence_s = silence_s
-        self._heard: dict[str, tuple[bytes, float]] = {}
-        """By name: the registration, and when it was seen to change."""
+        self._heard: dict[str, _Heard] = {}
         self._speaks_tls = tls is not None
-        self._prober = HealthProber(tls=tls) if probe is None else None
-        self._probe = probe if probe is not None else self._require_prober().probe
+        self._prober = RankProber(secret=secret, tls=tls, clock=clock)
+        self._probe = self._prober.probe if probe is None else probe
         self._known: dict[RankId, RankInfo] = {}
         self._silent_polls: dict[RankId, int] = {}
         self._lost: dict[RankId, Incarnation] = {}
@@ -141,8 +152,7 @@ class RegistryWatcher:
     async def stop(self) -> None:
         if self._task is not None:
             await cancel_and_wait(self._task)
-        if self._prober is not None:
-            await self._prober.close()
+        await self._prober.close()
         with contextlib.suppress(RedisError, OSError, TimeoutError):
             await self._redis.aclose()
 
@@ -160,25 +170,36 @@ class RegistryWatcher:
         answers = dict(zip(doubtful, await self._ask(doubtful), strict=True))
         usable: dict[RankId, RankInfo] = {}
         for name, info in list(self._known.items()):
-            if name not in answers or self._believes(name, answers[name]):
+            if name not in answers:
                 usable[name] = info
+            elif (said := self._believed(info, answers[name])) is not None:
+                usable[name] = self._known[name] = said
             elif self._redis_ok and name not in registered:
                 self._forget(name)
         self._publish(usable)
         self._polled = True
         await self._remove_old(usable)
 
-    def _believes(self, name: RankId, answer: Liveness) -> bool:
-        """Whether a rank in doubt stays usable. Slowness alone counts against it only after several polls, and for one
-        that was not usable before it counts at once."""
-        if answer is Liveness.SERVING:
+    def _believed(self, known: RankInfo, answer: RankInfo | Liveness) -> RankInfo | None:
+        """What a rank in doubt is taken for; None: it is not usable. Slowness alone counts against it only after
+        several polls, and for one that was not usable before it counts at once."""
+        name = known.rank_id
+        if isinstance(answer, RankInfo) and self._misfit(answer) is None:
             self._silent_polls.pop(name, None)
             self._lost.pop(name, None)
-            return True
+            return replace(answer, address=known.address)
         if answer is Liveness.SILENT and name in self._ranks:
             self._silent_polls[name] = self._silent_polls.get(name, 0) + 1
-            return self._silent_polls[name] < SILENT_POLLS_MAX
-        return False
+            return known if self._silent_polls[name] < SILENT_POLLS_MAX else None
+        return None
+
+    def _misfit(self, info: RankInfo) -> str | None:
+        """Why a rank cannot be used here, whatever its state."""
+        if self._expected is None:
+            self._expected = Compatibility(info.model, info.namespace, info.layout)
+        return info.unreachable_for(speaks_tls=self._speaks_tls) or info.incompatibility(
+            model=self._expected.model, namespace=self._expected.namespace, layout=self._expected.layout
+        )
 
     def _forget(self, name: RankId) -> None:
         self._known.pop(name, None)
@@ -188,7 +209,7 @@ class RegistryWatcher:
     async def _remove_old(self, usable: Mapping[RankId, RankInfo]) -> None:
         """Registrations of ranks that have long been silent, and do not serve when they are asked."""
         oldest_s = self._clock.monotonic_s() - FORGET_S
-        old = {name for name, (_, at_s) in self._heard.items() if at_s < oldest_s and name not in usable}
+        old = {name for name, heard in self._heard.items() if heard.at_s < oldest_s and name not in usable}
         if old and self._redis_ok:
             with contextlib.suppress(RedisError, OSError, TimeoutError):
                 await remove_registrations(self._redis, old)
@@ -196,16 +217,18 @@ class RegistryWatcher:
     def _is_fresh(self, name: str, data: bytes, info: RankInfo) -> bool:
         """Whether a registration speaks of now: it has changed lately, or is new here and says so itself."""
         now_s = self._clock.monotonic_s()
-        known = self._heard.get(name)
-        if known is None:
-            heard_at_s = now_s if is_recent(info, self._clock) else now_s - self._silence_s
-        else:
-            heard_at_s = known[1] if known[0] == data else now_s
-        self._heard[name] = (data, heard_at_s)
-        return now_s - heard_at_s < self._silence_s
+        heard = self._heard.get(name)
+        if heard is None:
+            at_s = now_s if is_recent(info, self._clock) else now_s - self._silence_s
+            heard = self._heard[name] = _Heard(data, info.time_unix_ms, at_s)
+        elif info.time_unix_ms < heard.signed_unix_ms:
+            return False  # or the clock of its machine is behind that of its predecessor's: the rank will say
+        elif data != heard.data:
+            heard = self._heard[name] = _Heard(data, info.time_unix_ms, now_s)
+        return now_s - heard.at_s < self._silence_s
 
-    async def _ask(self, names: list[RankId]) -> list[Liveness]:
-        return list(await asyncio.gather(*(self._probe(self._known[name].address) for name in names)))
+    async def _ask(self, names: list[RankId]) -> list[RankInfo | Liveness]:
+        return list(await asyncio.gather(*(self._probe(self._known[name]) for name in names)))
 
     async def _registered(self) -> dict[RankId, RankInfo]:
         """Verified, compatible, fresh registrations in Redis; empty if Redis does not answer. Others that are
@@ -224,11 +247,7 @@ class RegistryWatcher:
         refused = dict(found.refused)
         registered: dict[RankId, RankInfo] = {}
         for name, info in sorted(found.ranks.items()):
-            if self._expected is None:
-                self._expected = Compatibility(info.model, info.namespace, info.layout)
-            reason = info.unreachable_for(speaks_tls=self._speaks_tls) or info.incompatibility(
-                model=self._expected.model, namespace=self._expected.namespace, layout=self._expected.layout
-            )
+            reason = self._misfit(info)
             if reason is None and not self._is_fresh(name, raw[name], info):
                 self._known.setdefault(name, info)
             elif reason is None:
@@ -257,10 +276,6 @@ class RegistryWatcher:
                 await self.poll()
             except Exception:  # the table must outlive a bad poll; the next one may succeed
                 log.exception("registry: a poll failed")
-
-    def _require_prober(self) -> HealthProber:
-        assert self._prober is not None
-        return self._prober
 
 
 def _identities(ranks: Mapping[RankId, RankInfo]) -> dict[RankId, tuple[str, int, bool]]:

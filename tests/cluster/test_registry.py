@@ -44,13 +44,14 @@ EXPECTED = Compatibility(model="whale", namespace=b"n" * 16, layout="B=64")
 
 
 class Probes:
-    """What ranks answer when they are asked for their health."""
+    """What ranks answer when they are asked, by address. SERVING: they are who they were."""
 
     def __init__(self) -> None:
-        self.answers: dict[str, Liveness] = {}
+        self.answers: dict[str, RankInfo | Liveness] = {}
 
-    async def __call__(self, address: str) -> Liveness:
-        return self.answers.get(address, Liveness.UNREACHABLE)
+    async def __call__(self, rank: RankInfo) -> RankInfo | Liveness:
+        answer = self.answers.get(rank.address, Liveness.UNREACHABLE)
+        return rank if answer is Liveness.SERVING else answer
 
 
 def url_of(server: EmbeddedRedis) -> str:
