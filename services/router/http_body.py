@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import json
+import sys
 from typing import Any, NoReturn
 
 from starlette.requests import Request
 
-from whalepod.core.errors import CancelledError, RequestError
+from whalepod.core.errors import CancelledError, InvalidFieldError, RequestError
 
 from .http_errors import BodyTooLargeError, BodyTooSlowError, MediaTypeError
 from .packed_ids import put_ids, with_packed_ids
@@ -21,6 +22,9 @@ PARSE_ON_LOOP_BYTES_MAX = 64 * 1024
 
 BODY_SECONDS_MAX = 60.0
 """How long a body may take to arrive."""
+
+INTEGER_DIGITS_MAX = sys.get_int_max_str_digits() or sys.int_info.default_max_str_digits
+"""Of an integer in a body."""
 
 LENGTH_DIGITS_MAX = 18
 """Of a Content-Length that is looked at before the body comes. It is only the client's word: what comes is counted."""
@@ -59,11 +63,14 @@ def parse_large_object(body: bytes) -> dict[str, Any]:
 
 
 def parse_json_object(body: bytes | str) -> dict[str, Any]:
-    """Raises RequestError on anything but a JSON object. NaN and Infinity are not JSON."""
+    """Raises RequestError on anything but a JSON object, InvalidFieldError on an integer of too many digits. NaN and
+    Infinity are not JSON."""
+    text = ""
     try:
         text = body if isinstance(body, str) else body.decode(json.detect_encoding(body), "surrogatepass")
         value = _JSON.decode(text)
     except (ValueError, RecursionError) as error:
+        _refuse_long_integers(text)
         raise RequestError(f"the body is not valid JSON: {error}") from None
     if not isinstance(value, dict):
         raise RequestError("the body must be a JSON object")
@@ -91,5 +98,39 @@ def _refuse_constant(name: str) -> NoReturn:
     raise ValueError(f"{name} is not JSON")
 
 
+class _LongInteger:
+    """Stands for an integer that the parser refuses without saying where it is: Python reads so many digits at most."""
+
+    def __init__(self, digits: int) -> None:
+        self.digits = digits
+
+
+def _refuse_long_integers(text: str) -> None:
+    """Raises InvalidFieldError, naming the first one's field, if that is all that is wrong with a text."""
+    try:
+        found = _JSON_OF_LONG_INTEGERS.decode(text)
+    except (ValueError, RecursionError):
+        return
+    places: list[tuple[str, Any]] = [("", found)]
+    while places:
+        place, value = places.pop()
+        if isinstance(value, _LongInteger) and place:
+            where, field = place[1:], place[1:].partition(".")[0]
+            raise InvalidFieldError(
+                field, f"{where} is an integer of {value.digits} digits: write one of at most {INTEGER_DIGITS_MAX}"
+            )
+        if isinstance(value, dict):
+            places += [(f"{place}.{name}", member) for name, member in reversed(value.items())]
+        elif isinstance(value, list):
+            places += [(f"{place}.{index}", member) for index, member in reversed(list(enumerate(value)))]
+
+
+def _int_or_long(text: str) -> int | _LongInteger:
+    digits = len(text.lstrip("-"))
+    return int(text) if digits <= INTEGER_DIGITS_MAX else _LongInteger(digits)
+
+
 _JSON = json.JSONDecoder(parse_constant=_refuse_constant)
 """Made once: `json.loads` makes one for each body."""
+_JSON_OF_LONG_INTEGERS = json.JSONDecoder(parse_constant=_refuse_constant, parse_int=_int_or_long)
+"""Slow: it calls back for each integer."""

@@ -400,3 +400,34 @@ async def test_bytes_that_are_no_http_do_not_stop_the_server(router: RouterUnder
             await reader.read()
         writer.close()
         await router.complete(prompt="next", max_tokens=1)
+
+
+@pytest.mark.parametrize(
+    ("body", "field"),
+    [
+        ('{"prompt": "x", "max_tokens": %s}', "max_tokens"),
+        ('{"max_tokens": -%s, "prompt": "x"}', "max_tokens"),
+        ('{"prompt": [1, 2, %s]}', "prompt.2"),
+        ('{"prompt": "x", "logit_bias": {"5": %s}}', "logit_bias.5"),
+        ('{"prompt": "x", "a field of tomorrow": [{"y": %s}]}', "a field of tomorrow.0.y"),
+    ],
+)
+async def test_an_integer_that_no_parser_reads_is_refused_by_its_field(
+    router: RouterUnderTest, decode: FakeDecode, body: str, field: str
+) -> None:
+    content = body % ("9" * 5000)
+    headers = {"content-type": "application/json"}
+    response = await router.http.post("/v1/completions", content=content, headers=headers)
+    await check_refused(router, decode, response, 400, field.split(".", maxsplit=1)[0])
+    message = response.json()["error"]["message"]
+    assert f"{field} is an integer of 5000 digits" in message
+    assert "at most 4300" in message
+
+
+@pytest.mark.parametrize("body", ['{"n": %s', "%s"])
+async def test_what_is_no_object_and_has_a_long_integer_names_no_field(
+    router: RouterUnderTest, decode: FakeDecode, body: str
+) -> None:
+    headers = {"content-type": "application/json"}
+    response = await router.http.post("/v1/completions", content=body % ("9" * 5000), headers=headers)
+    await check_refused(router, decode, response, 400, None)
