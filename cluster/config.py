@@ -139,6 +139,11 @@ class RouterSettings(Section):
     admin_port: Port | None = Field(
         default=None, description="plain HTTP for operators: metrics, workers, health; default: on http_port"
     )
+    operator_hosts: tuple[str, ...] = Field(
+        default=(),
+        description="names under which a browser may change ranks without a key, beside addresses and names without a "
+        "dot",
+    )
     usage_file: Path | None = Field(
         default=None, description="one JSON line for each request and what it used, for billing; default: none"
     )

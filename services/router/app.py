@@ -7,8 +7,9 @@ request ─▶ headers (names, id) ─▶ body ─▶ endpoint ─▶ JSON, or a
 from __future__ import annotations
 
 import asyncio
+import ipaddress
 import logging
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
@@ -90,15 +91,18 @@ class HttpFront:
         add_address: Callable[[str], Awaitable[None]] | None = None,
         purge: Callable[[str], Awaitable[None]] | None = None,
         sources: DashboardSources | None = None,
+        operator_hosts: Collection[str] = (),
     ) -> None:
         """`operators_apart`: what only operators need is in `admin_app` alone. `add_address`: where ranks are found by
         address, takes one more. `purge`: puts what a tenant has stored out of reach. `sources`: what the dashboard
-        shows beside this process's own numbers."""
+        shows beside this process's own numbers. `operator_hosts`: names by which a browser may have reached it to
+        change something without a key."""
         self._front = front
         self._readiness = readiness
         self._authenticator = authenticator
         self._usage_log = usage_log
         self._operators_apart = operators_apart
+        self._operator_hosts = frozenset(host.lower() for host in operator_hosts)
         self._dashboard = Dashboard(readiness, sources or DashboardSources(), keys_known=authenticator.keys_known)
         self._workers = Workers(front.table, add_address=add_address)
         self._purging = Purging(purge or _no_purges, keys_known=authenticator.keys_known)
@@ -144,7 +148,8 @@ class HttpFront:
 
         def changing(page: Page) -> Page:
             """Wants a key on either port, wherever there are keys, and no other site's page may ask."""
-            return _from_no_other_site(self._for(page, "admin"))
+            hosts = None if self._authenticator.keys_known else self._operator_hosts
+            return _from_no_other_site(self._for(page, "admin"), hosts=hosts)
 
         pages = {
             "/metrics": self._metrics,
@@ -323,8 +328,10 @@ class HttpFront:
         }
 
 
-def _from_no_other_site(page: Page) -> Page:
-    """`page`, unless a browser says that the page of another site asks: without keys, that is all it would take."""
+def _from_no_other_site(page: Page, *, hosts: Collection[str] | None) -> Page:
+    """`page`, unless a browser says that the page of another site asks: without keys, that is all it would take. Nor is
+    a browser believed that has come by a name which is none of `hosts` and may be anybody's: whoever it belongs to may
+    have had it lead here once his page was loaded. None: any name will do."""
 
     async def serve(request: Request) -> Answer:
         site, origin = request.headers.get("sec-fetch-site"), request.headers.get("origin")
@@ -332,9 +339,27 @@ def _from_no_other_site(page: Page) -> Page:
         told = site in ("same-origin", "none") if site else origin is None or _is_of(origin, host)
         if not told:
             return error_response(ForbiddenError("a page of another site asked for this"))
+        if (site or origin) and hosts is not None and not _is_ours(host or "", hosts):
+            return error_response(
+                ForbiddenError(
+                    "without API keys (router.api_keys_file) nothing is changed from a page under this name: use an "
+                    "address or localhost, or add the name to router.operator_hosts"
+                )
+            )
         return await page(request)
 
     return serve
+
+
+def _is_ours(host: str, hosts: Collection[str]) -> bool:
+    """Whether a Host header is an address, a name that no stranger can own (of one label), or one of `hosts`."""
+    try:
+        name = urlsplit(f"//{host}").hostname or ""
+        ipaddress.ip_address(name)
+    except ValueError:
+        name = host.rpartition(":")[0] or host
+        return name.lower() in hosts or ("." not in name and name != "") or name.lower().endswith(".localhost")
+    return True
 
 
 def _is_of(origin: str, host: str | None) -> bool:

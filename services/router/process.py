@@ -126,6 +126,7 @@ class RouterProcess:
             add_address=None if self._static is None else self._static.add,
             purge=self._watcher.purge,
             sources=dashboard_sources(config, clock),
+            operator_hosts=(config.host, config.reachable_host, *config.router.operator_hosts),
         )
         self._http = [http_server(front.app(), tls=tls)]
         if config.router.admin_port is not None:

@@ -163,7 +163,13 @@ async def running_router(
     await grpc_front.start()
     checks = asyncio.create_task(_check_forever(directory))
     try:
-        front = HttpFront(parts.front, readiness, authenticator=authenticator, usage_log=usage_log)
+        front = HttpFront(
+            parts.front,
+            readiness,
+            authenticator=authenticator,
+            usage_log=usage_log,
+            operator_hosts=config.router.operator_hosts,
+        )
         async with serving(front.app()) as port:
             url = f"http://127.0.0.1:{port}"
             limits = httpx.Limits(max_connections=None)

@@ -15,7 +15,7 @@ from playwright.async_api import Page, async_playwright, expect
 from tests.chromium import CHROMIUM, FLAGS, MISSING
 from tests.own_ports import with_own_ports
 from tests.services.router.fake_ranks import FakeDecode, FakePrefill
-from tests.services.router.router_under_test import RouterUnderTest, router_config, until
+from tests.services.router.router_under_test import RouterUnderTest, router_config, running_router, until
 from tests.services.router.test_process import registered, running, until_ready
 from whalepod.cluster.api_keys import Scope, add_api_key
 from whalepod.cluster.config import ClusterConfig
@@ -43,6 +43,38 @@ async def test_no_other_sites_page_changes_anything(
     assert (await router.http.delete("/workers/decode-0", headers=headers)).status_code == status
     own = {"origin": f"http://127.0.0.1:{router.http_port}"}
     assert (await router.http.post("/workers", json={"rank": "decode-0"}, headers=own)).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("host", "status"),
+    [
+        ("127.0.0.1:{port}", 200),
+        ("localhost:{port}", 200),
+        ("[::1]:{port}", 200),
+        ("gpu-box", 200),
+        ("ops.whale.example:{port}", 200),
+        ("OPS.whale.example", 200),
+        ("rebound.example:{port}", 403),
+        ("rebound.example", 403),
+        ("127.0.0.1.rebound.example:{port}", 403),
+        ("rebound.:{port}", 403),
+        ("ops.whale.example.rebound.example", 403),
+    ],
+)
+async def test_a_browser_that_a_strangers_name_led_here_changes_nothing_without_a_key(
+    model_dir: Path, host: str, status: int
+) -> None:
+    """Its page was loaded from there before the name led here, so to the browser it is the same site."""
+    async with running_router(
+        model_dir, [FakeDecode(), FakePrefill()], operator_hosts=("ops.whale.example",)
+    ) as router:
+        host = host.format(port=router.http_port)
+        for headers in {"origin": f"http://{host}"}, {"origin": f"http://{host}", "sec-fetch-site": "same-origin"}:
+            asked = {"host": host, **headers}
+            answer = await router.http.post("/workers", json={"rank": "decode-0"}, headers=asked)
+            assert answer.status_code == status, answer.text
+            assert (await router.http.delete("/workers/decode-0", headers=asked)).status_code == status
+        assert (await router.http.post("/workers", json={"rank": "decode-0"}, headers={"host": host})).is_success
 
 
 async def test_a_router_without_keys_purges_for_nobody(router: RouterUnderTest) -> None:
