@@ -63,23 +63,24 @@ async def _run_processes(config: ClusterConfig) -> None:
 
 
 async def _run_one(config: ClusterConfig, process: int | None, parent: int) -> None:
-    stop = asyncio.Event()
+    stop, orphaned = asyncio.Event(), asyncio.Event()
 
     def listen_to_signals() -> None:
         _on_signals(stop.set)
 
     # Again when the fronts listen: the HTTP server takes the signals for itself when it starts.
     listen_to_signals()
-    watching = None if process is None else asyncio.create_task(_stop_without(parent, stop))
-    await run_router(config, stop=stop, on_ready=listen_to_signals, index=process or 0)
+    watching = None if process is None else asyncio.create_task(_stop_without(parent, stop, orphaned))
+    await run_router(config, stop=stop, on_ready=listen_to_signals, index=process or 0, orphaned=orphaned)
     if watching is not None:
         watching.cancel()
 
 
-async def _stop_without(parent: int, stop: asyncio.Event) -> None:
+async def _stop_without(parent: int, stop: asyncio.Event, orphaned: asyncio.Event) -> None:
     """Nobody else would: it has a session of its own. The parent may be gone before this begins."""
     while os.getppid() == parent:
         await asyncio.sleep(LOOK_S)
+    orphaned.set()
     stop.set()
 
 

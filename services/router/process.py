@@ -48,19 +48,21 @@ async def run_router(
     stop: asyncio.Event,
     on_ready: Callable[[], None] | None = None,
     index: int = 0,
+    orphaned: asyncio.Event | None = None,
     clock: Clock = SYSTEM_CLOCK,
 ) -> None:
     """Serve until `stop` is set, then drain. Returns when nothing of the router is left.
 
     `index`: which of `router.processes` this is. `on_ready` is called when both fronts listen; the ranks may still be
-    starting. Raises ConfigError or CheckpointError before serving.
+    starting. `orphaned` set before `stop`: it leaves its ports first, because its successors want them. Raises
+    ConfigError or CheckpointError before serving.
     """
     listeners = _bind_http(config, index)
     name = join_address(config.reachable_host, config.router.http_port)
     configure_tracing(config.tracing, role="router", name=name if index == 0 else f"{name} {index}")
     try:
         router = RouterProcess(config, clock=clock)
-        await router.serve(listeners, stop=stop, on_ready=on_ready)
+        await router.serve(listeners, stop=stop, orphaned=orphaned or asyncio.Event(), on_ready=on_ready)
     finally:
         for listener in listeners:
             listener.close()
@@ -131,9 +133,16 @@ class RouterProcess:
         self._http = [http_server(front.app(), tls=tls)]
         if config.router.admin_port is not None:
             self._http.append(http_server(front.admin_app()))
+        self._leaving: asyncio.Task[None] | None = None
+        """What ends the gRPC server, for as long as calls of an orphan go on."""
 
     async def serve(
-        self, listeners: Sequence[socket.socket], *, stop: asyncio.Event, on_ready: Callable[[], None] | None
+        self,
+        listeners: Sequence[socket.socket],
+        *,
+        stop: asyncio.Event,
+        orphaned: asyncio.Event,
+        on_ready: Callable[[], None] | None,
     ) -> None:
         """`listeners`: of the public port, and of the operators' port if it has one of its own."""
         http = [
@@ -155,12 +164,16 @@ class RouterProcess:
             if on_ready is not None:
                 on_ready()
             await _first_of(stop, *http)
+            if orphaned.is_set():
+                self._leave_ports()
             await self._drain(router.drain_seconds)
         finally:
             for server in self._http:
                 server.should_exit = True
             await asyncio.gather(*http, return_exceptions=True)
             await self._grpc.stop(grace_s=CLOSE_GRACE_S)
+            if self._leaving is not None:
+                await self._leaving
             await self._parts.close()
             self._parts.front.language.close()
             if self._static is not None:
@@ -172,6 +185,13 @@ class RouterProcess:
     async def _until_listening(self, http: Sequence[asyncio.Task[None]]) -> None:
         while not all(server.started for server in self._http) and not any(task.done() for task in http):
             await asyncio.sleep(0.005)
+
+    def _leave_ports(self) -> None:
+        """Let others listen there. What has begun goes on."""
+        for server in self._http:
+            for listening in server.servers:
+                listening.close()
+        self._leaving = asyncio.create_task(self._grpc.stop(grace_s=self._config.router.drain_seconds))
 
     async def _drain(self, seconds: float) -> None:
         """Leave the load balancer, take nobody new, and let what is here finish, at most so long."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import re
 import signal
 import socket
 import ssl
@@ -16,7 +15,6 @@ from typing import Any
 
 import grpc
 import httpx
-import psutil
 import pytest
 from pydantic import SecretStr
 
@@ -193,7 +191,7 @@ async def test_f3_sigterm_lets_streams_finish_refuses_newcomers_and_exits_with_0
         )
         try:
             await until_ready(client)
-            reading = asyncio.create_task(_read_stream(client))
+            reading = asyncio.create_task(read_stream(client))
             await until(lambda: decode.live)
             process.send_signal(signal.SIGTERM)
             async with asyncio.timeout(5.0):
@@ -234,7 +232,7 @@ async def test_draining_past_its_limit_ends_streams_with_an_error_and_one_line_o
         )
         try:
             await until_ready(client)
-            reading = asyncio.create_task(_read_stream(client))
+            reading = asyncio.create_task(read_stream(client))
             whole = asyncio.create_task(client.post("/v1/completions", json=body()))
             remote = AsyncClient(f"127.0.0.1:{config.router.grpc_port}")
             called = asyncio.create_task(remote.generate(PROMPT, max_tokens=5))
@@ -278,7 +276,7 @@ async def test_a_killed_router_leaves_streams_without_an_end_and_no_work_and_ano
         waiting = asyncio.create_task(client.post("/v1/completions", json=body(prompt=PROMPT * 5)))
         await until(lambda: prefill.running, timeout_s=20.0)
         decode.behaviour = Behaviour(step=asyncio.Event())
-        reading = asyncio.create_task(_read_stream(client))
+        reading = asyncio.create_task(read_stream(client))
         await until(lambda: len(decode.live) == 2, timeout_s=20.0)
         process.kill()
         await until(lambda: not decode.live and not prefill.running, timeout_s=2.0)  # on a busy machine; else at once
@@ -297,7 +295,7 @@ def _free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-async def _read_stream(client: httpx.AsyncClient) -> list[str]:
+async def read_stream(client: httpx.AsyncClient) -> list[str]:
     async with client.stream("POST", "/v1/completions", json=body(stream=True)) as response:
         return [line.removeprefix("data: ") async for line in response.aiter_lines() if line]
 
@@ -329,76 +327,6 @@ async def until_ready_is(http: httpx.AsyncClient, status: int) -> None:
     async with asyncio.timeout(10):
         while (await http.get("/readyz")).status_code != status:
             await asyncio.sleep(0.05)
-
-
-@pytest.mark.slow
-async def test_processes_share_a_port_show_themselves_to_operators_and_drain_together(
-    config: ClusterConfig, tmp_path: Path
-) -> None:
-    """One of them is killed in between: the others serve, and it comes back."""
-    decode = FakeDecode()
-    file = tmp_path / "cluster.json"
-    # Of a pool of two: it has ports that follow each other.
-    admin_port = with_free_ports(router_config(config.model_dir, prefill_replicas=2), search_from=24_000).prefill.port
-    settings: dict[str, Any] = config.model_dump(mode="json", exclude_none=True) | {"secret": SECRET.key.decode()}
-    settings["router"] |= {"processes": 2, "admin_port": admin_port}
-    settings["prefill"]["replicas"] = 0
-    file.write_text(json.dumps(settings))
-    pages = [f"http://127.0.0.1:{admin_port + index}" for index in range(2)]
-    async with registered(config, [decode]), httpx.AsyncClient(trust_env=False) as operator:
-
-        async def ready() -> bool:
-            try:
-                return all([(await operator.get(f"{page}/readyz")).is_success for page in pages])
-            except httpx.HTTPError:
-                return False
-
-        async def until_all_are_ready() -> None:
-            async with asyncio.timeout(90):
-                while not await ready():
-                    await asyncio.sleep(0.05)
-
-        async def ask() -> None:
-            async with http_client(config) as client:
-                assert (await client.post("/v1/completions", json=body())).is_success
-
-        process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "whalepod", "router", "--config", str(file), stderr=asyncio.subprocess.PIPE
-        )
-        try:
-            await until_all_are_ready()
-            await asyncio.gather(*(ask() for _ in range(40)))
-            counted = [_requests((await operator.get(f"{page}/metrics")).text) for page in pages]
-            assert sum(counted) == 40
-            assert min(counted) > 0
-            victim, _ = psutil.Process(process.pid).children()
-            victim.kill()
-            await until(lambda: victim not in psutil.Process(process.pid).children())
-            await ask()
-            await until_all_are_ready()
-            decode.behaviour = Behaviour(step=asyncio.Event())
-            clients = [http_client(config) for _ in range(8)]
-            reading = [asyncio.create_task(_read_stream(client)) for client in clients]
-            await until(lambda: len(decode.live) == 8)
-            process.send_signal(signal.SIGTERM)
-            assert decode.behaviour.step is not None
-            decode.behaviour.step.set()
-            assert [events[-1] for events in await asyncio.gather(*reading)] == ["[DONE]"] * 8
-            async with asyncio.timeout(15.0):
-                assert await process.wait() == 0
-            await asyncio.gather(*(client.aclose() for client in clients))
-        finally:
-            if process.returncode is None:
-                process.kill()
-            assert process.stderr is not None
-            log = (await process.stderr.read()).decode()
-            await process.wait()
-        assert "Traceback" not in log, log
-
-
-def _requests(page: str) -> int:
-    counts = re.findall(r"^whalepod_requests_total\{.*\} (\S+)$", page, re.MULTILINE)
-    return sum(int(float(count)) for count in counts)
 
 
 async def test_a_router_process_finds_and_asks_ranks_over_mutual_tls(config: ClusterConfig, tmp_path: Path) -> None:

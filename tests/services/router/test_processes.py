@@ -1,0 +1,158 @@
+"""Several router processes on one port (`router.processes`): real signals to them and to their parent."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import signal
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+import pytest
+
+from tests.services.router.fake_ranks import SECRET, Behaviour, FakeDecode
+from tests.services.router.router_under_test import router_config, until
+from tests.services.router.test_process import body, config, http_client, read_stream, registered
+from whalepod.cluster.config import ClusterConfig
+from whalepod.cluster.free_ports import with_free_ports
+
+__all__ = ["config"]
+
+pytestmark = pytest.mark.slow
+
+
+class Processes:
+    """A router of two processes that share their ports, and one operators' page each."""
+
+    def __init__(self, config: ClusterConfig, directory: Path) -> None:
+        self.config = config
+        # Of a pool of two: it has ports that follow each other.
+        spare = with_free_ports(router_config(config.model_dir, prefill_replicas=2), search_from=24_000)
+        admin_port = spare.prefill.port
+        settings: dict[str, Any] = config.model_dump(mode="json", exclude_none=True) | {"secret": SECRET.key.decode()}
+        settings["router"] |= {
+            "processes": 2,
+            "admin_port": admin_port,
+            "usage_file": str(directory / "usage.jsonl"),
+            "drain_seconds": 60.0,
+        }
+        settings["prefill"]["replicas"] = 0
+        self._log = directory / "log"
+        self._file = directory / "cluster.json"
+        self._file.write_text(json.dumps(settings))
+        self.pages = [f"http://127.0.0.1:{admin_port + index}" for index in range(2)]
+        self._started: list[asyncio.subprocess.Process] = []
+
+    async def start(self) -> asyncio.subprocess.Process:
+        command = (sys.executable, "-m", "whalepod", "router", "--config", str(self._file))
+        with self._log.open("ab") as log:  # no pipe: it would stay open for as long as an orphan lives
+            process = await asyncio.create_subprocess_exec(*command, stderr=log)
+        self._started.append(process)
+        return process
+
+    async def until_all_are_ready(self) -> None:
+        async with asyncio.timeout(90):
+            while not await self._ready():
+                await asyncio.sleep(0.05)
+
+    async def _ready(self) -> bool:
+        try:
+            async with httpx.AsyncClient(trust_env=False) as operator:  # a connection may be that of an orphan
+                return all([(await operator.get(f"{page}/readyz")).is_success for page in self.pages])
+        except httpx.HTTPError:
+            return False
+
+    async def ask(self) -> None:
+        async with http_client(self.config) as client:
+            assert (await client.post("/v1/completions", json=body())).is_success
+
+    @property
+    def log(self) -> str:
+        return self._log.read_text()
+
+    async def end(self) -> None:
+        for process in self._started:
+            if process.returncode is None:
+                process.kill()
+            await process.wait()
+
+
+@pytest.fixture
+async def processes(config: ClusterConfig, tmp_path: Path) -> AsyncIterator[Processes]:
+    processes = Processes(config, tmp_path)
+    try:
+        yield processes
+    finally:
+        await processes.end()
+        assert "Traceback" not in processes.log, processes.log
+
+
+async def test_processes_share_a_port_show_themselves_to_operators_and_drain_together(
+    processes: Processes, tmp_path: Path
+) -> None:
+    """One of them is killed in between: the others serve, and it comes back."""
+    decode = FakeDecode()
+    async with registered(processes.config, [decode]), httpx.AsyncClient(trust_env=False) as operator:
+        process = await processes.start()
+        await processes.until_all_are_ready()
+        await asyncio.gather(*(processes.ask() for _ in range(40)))
+        counted = [_requests((await operator.get(f"{page}/metrics")).text) for page in processes.pages]
+        assert sum(counted) == 40
+        assert min(counted) > 0
+        victim, _ = psutil.Process(process.pid).children()
+        victim.kill()
+        await until(lambda: victim not in psutil.Process(process.pid).children())
+        await processes.ask()
+        await processes.until_all_are_ready()
+        decode.behaviour = Behaviour(step=asyncio.Event())
+        clients = [http_client(processes.config) for _ in range(8)]
+        reading = [asyncio.create_task(read_stream(client)) for client in clients]
+        await until(lambda: len(decode.live) == 8)
+        process.send_signal(signal.SIGTERM)
+        assert decode.behaviour.step is not None
+        decode.behaviour.step.set()
+        assert [events[-1] for events in await asyncio.gather(*reading)] == ["[DONE]"] * 8
+        async with asyncio.timeout(15.0):
+            assert await process.wait() == 0
+        await asyncio.gather(*(client.aclose() for client in clients))
+        used = [json.loads(line) for line in (tmp_path / "usage.jsonl").read_text().splitlines()]
+        assert len({line["request"] for line in used}) == 49
+
+
+async def test_processes_whose_parent_is_killed_finish_and_leave_their_ports_to_those_of_the_next(
+    processes: Processes,
+) -> None:
+    decode = FakeDecode()
+    async with registered(processes.config, [decode]):
+        first = await processes.start()
+        await processes.until_all_are_ready()
+        orphans = psutil.Process(first.pid).children()
+        decode.behaviour = Behaviour(step=asyncio.Event())
+        clients = [http_client(processes.config) for _ in range(8)]
+        reading = [asyncio.create_task(read_stream(client)) for client in clients]
+        await until(lambda: len(decode.live) == 8)
+        first.kill()
+        await first.wait()
+        second = await processes.start()
+        await until(lambda: processes.log.count("router is listening") == 4, timeout_s=60.0)
+        await processes.until_all_are_ready()
+        assert all(orphan.is_running() for orphan in orphans), "their streams go on"
+        step, decode.behaviour = decode.behaviour.step, Behaviour()
+        await processes.ask()
+        assert step is not None
+        step.set()
+        assert [events[-1] for events in await asyncio.gather(*reading)] == ["[DONE]"] * 8
+        await asyncio.gather(*(client.aclose() for client in clients))
+        await until(lambda: not any(orphan.is_running() for orphan in orphans))
+        second.terminate()
+        assert await second.wait() == 0
+
+
+def _requests(page: str) -> int:
+    counts = re.findall(r"^whalepod_requests_total\{.*\} (\S+)$", page, re.MULTILINE)
+    return sum(int(float(count)) for count in counts)
