@@ -154,12 +154,10 @@ class Engine:
             self._hand_over(sequence, Handoff(boundary_tokens=0, kind=None))
 
     def cancel(self, request_id: RequestId, attempt: int, *, goes_on: bool = False) -> None:
-        """Drop a request without a word, and a hand-off nobody was told of. Unknown or ended: does nothing. `goes_on`:
-        another rank may take it over, from what it has left for that."""
+        """Drop a request without a word, and a hand-off nobody was told of. Unknown or ended: does nothing."""
         sequence = self._live(request_id, attempt)
         if sequence is not None:
-            if not goes_on:
-                self._publisher.forget_crash(sequence)
+            self._publisher.forget_crash(sequence, goes_on=goes_on)
             self._remove(sequence, Outcome.ABORT)
         self._publisher.unlink_unheard(self._report.forget(request_id, attempt))
 

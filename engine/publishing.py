@@ -215,11 +215,11 @@ class Publisher:
         if self._transfers is not None:
             self._transfers.unlink(handoff_snapshot_key(request_id, attempt))
 
-    def forget_crash(self, sequence: Sequence, *, after: ServingError | None = None) -> None:
+    def forget_crash(self, sequence: Sequence, *, after: ServingError | None = None, goes_on: bool = False) -> None:
         """The request has ended, perhaps with an error: nobody goes on from what it has left, unless another rank may.
         So it is for one that computes a prompt for another, or awaits that."""
-        may_go_on = isinstance(after, UnavailableError | StaleAttemptError) or sequence.is_prefill or sequence.awaiting
-        if self._transfers is not None and not may_go_on:
+        goes_on |= isinstance(after, UnavailableError | StaleAttemptError) or sequence.is_prefill or sequence.awaiting
+        if self._transfers is not None and not goes_on:
             tokens = max(sequence.computed, len(sequence.tokens) - 1)
             for border in self._crash_borders(sequence, tokens)[:CRASH_KEPT]:
                 self._transfers.unlink(self._crash_key(sequence, border))

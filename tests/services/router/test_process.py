@@ -26,7 +26,6 @@ from whalepod.client import AsyncClient
 from whalepod.cluster.config import ClusterConfig, TlsSettings
 from whalepod.cluster.embedded_redis import EmbeddedRedis, EmbeddedRedisSettings
 from whalepod.cluster.fault_switch import sign_order
-from whalepod.cluster.free_ports import with_free_ports
 from whalepod.cluster.peer_tls import PeerTls
 from whalepod.cluster.registrar import Registrar
 from whalepod.core.clock import SYSTEM_CLOCK
