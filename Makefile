@@ -131,6 +131,7 @@ lint: venv proto-check  ## check format, lint, types and generated code
 
 kernels-compile: venv  ## compile every GPU kernel for sm_90 and sm_100, without a GPU
 	@$(BIN)/python -m whalepod.kernels.compilation
+	@$(BIN)/python -m whalepod.model.kernel_cache
 
 format: venv  ## format the sources and fix what lint can fix
 	$(BIN)/ruff format .

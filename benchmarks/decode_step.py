@@ -35,7 +35,7 @@ from whalepod.model.plan_transfer import on_device
 from whalepod.model.record_formats import RELEASE_FORMATS
 from whalepod.model.tensor_layout import tensor_specs
 
-RELEASED = Path(__file__).parents[1] / "tests/model/released_config.json"
+RELEASED = Path(__file__).parents[1] / "model/released_config.json"
 KINDS = ("window only", "source, r = 2", "reuse, r = 2", "source, r = 1", "reuse, r = 1", "reindex")
 LAYERS_OF_KIND = (2, 3, 15, 1, 15, 4)
 """In the released model."""

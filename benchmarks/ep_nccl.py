@@ -54,7 +54,7 @@ from whalepod.model.record_formats import RELEASE_FORMATS
 from whalepod.model.routed_experts import LocalExperts, MakeExperts, gate_up_matrix
 from whalepod.model.tensor_layout import TensorSpec, tensor_specs
 
-RELEASED = Path(__file__).parents[1] / "tests/model/released_config.json"
+RELEASED = Path(__file__).parents[1] / "model/released_config.json"
 SMALL: Mapping[str, Any] = {
     "hidden_size": 128, "moe_intermediate_size": 64, "num_attention_heads": 4, "head_dim": 64, "qk_rope_head_dim": 16,
     "q_lora_rank": 64, "o_lora_rank": 32, "o_groups": 2, "index_n_heads": 8, "index_head_dim": 32, "index_topk": 64,

@@ -26,7 +26,7 @@ from whalepod.model.caches import Caches
 from whalepod.model.config import ModelConfig
 from whalepod.model.record_formats import RELEASE_FORMATS
 
-RELEASED = Path(__file__).parents[1] / "tests/model/released_config.json"
+RELEASED = Path(__file__).parents[1] / "model/released_config.json"
 PINNED_BYTES_PER_S = 55e9
 """Of one large copy between pinned memory and an H200."""
 REPEATS = 30

@@ -1,4 +1,9 @@
-"""Every GPU kernel at the released model's shapes, each with and without what its constants switch on."""
+"""Every GPU kernel at the released model's shapes, each with and without what its constants switch on.
+
+Triton finds a compiled kernel again if it was compiled for arguments like those of the launch: to it, a whole number
+that 16 divides is not like one that it does not divide. Here kernels are compiled as launches compile them, for both
+where both occur.
+"""
 
 from __future__ import annotations
 
@@ -7,12 +12,13 @@ from dataclasses import dataclass, field
 from importlib import import_module
 from typing import Any
 
-import triton
+import torch
 from triton.backends.compiler import GPUTarget
-from triton.compiler import ASTSource
-from triton.experimental.gluon._runtime import GluonASTSource
+from triton.runtime.driver import driver
+from triton.runtime.jit import MockTensor
 
 from .kernel_signatures import (
+    ALIGNED,
     ATTENTION_SIGNATURE,
     CANDIDATES_SIGNATURE,
     ENTRIES_SIGNATURE,
@@ -23,11 +29,38 @@ from .kernel_signatures import (
     ROWS_SIGNATURE,
     SAMPLING_SIGNATURE,
     SCORES_SIGNATURE,
+    SMALL,
     TOP_SIGNATURE,
     WINDOW_SIGNATURE,
 )
 
 ARCHITECTURES: tuple[int, ...] = (90, 100)
+POINTERS: Mapping[str, torch.dtype] = {
+    "*bf16": torch.bfloat16,
+    "*fp32": torch.float32,
+    "*fp64": torch.float64,
+    "*i8": torch.int8,
+    "*i32": torch.int32,
+    "*i64": torch.int64,
+    "*u8": torch.uint8,
+    "*u32": torch.uint32,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Chip:
+    """What Triton asks a driver for before it compiles a launch."""
+
+    architecture: int
+
+    def get_current_target(self) -> GPUTarget:
+        return GPUTarget("cuda", self.architecture, 32)
+
+    def get_current_device(self) -> int:
+        return self.architecture  # what one chip has compiled is not for another
+
+    def get_current_stream(self, device: int) -> int:  # noqa: ARG002  there is none
+        return 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,18 +77,23 @@ class Kernel:
     architectures: tuple[int, ...] = ARCHITECTURES
 
     def compile(self, architecture: int) -> None:
-        """Raises what the compiler raises."""
+        """Into Triton's cache, as launches on such a chip would. For a process that launches nothing. Raises what the
+        compiler raises."""
         function = getattr(import_module(f"whalepod.kernels.{self.operation}.{self.module}"), self.name)
-        names: list[str] = function.arg_names
-        signature = {name: "constexpr" if name in self.constants else self.signature[name] for name in names}
-        constants = {(names.index(name),): value for name, value in self.constants.items()}
-        aligned = {
-            (names.index(name),): [["tt.divisibility", 16]] for name, kind in signature.items() if kind.startswith("*")
-        }
-        source = (GluonASTSource if self.module == "gluon_kernel" else ASTSource)(
-            function, signature, constants, aligned
-        )
-        triton.compile(source, target=GPUTarget("cuda", architecture, 32), options=dict(self.options))
+        names = [name for name in function.arg_names if name not in self.constants]
+        driver.set_active(Chip(architecture))  # pyright: ignore[reportArgumentType]  it is asked for no more
+        for number in (16, 17):
+            arguments = {name: self._argument(name, number) for name in names}
+            function.warmup(grid=(1,), **arguments, **self.constants, **self.options)
+
+    def _argument(self, name: str, number: int) -> MockTensor | float:
+        """Something like what it is in launches; `number` if it is any whole number."""
+        kind = self.signature[name]
+        if kind in POINTERS:
+            return MockTensor(POINTERS[kind])
+        if kind == "fp32":
+            return 0.5
+        return 16 if name in ALIGNED else 17 if name in SMALL else number
 
 
 def kernels() -> list[Kernel]:

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+ALIGNED = frozenset({"width", "columns", "vocab", "vectors", "stride", "chosen_stride", "bias_stride"})
+"""Whole numbers that 16 divides in every launch for the released model."""
+SMALL = frozenset({"choices", "iterations", "word_stride"})
+"""Whole numbers that it never divides there. All others may be either."""
+
 ATTENTION_SIGNATURE = {
     "queries": "*bf16",
     "window": "*u8",

@@ -20,7 +20,7 @@ def on_device(plan: Plan, device: torch.device) -> Plan:
     memory that does not wait."""
     if device.type == "cpu":
         return plan
-    staged = stage(plan, pinned=True)
+    staged = stage(plan, pinned=device.type == "cuda")
     return unstage(plan, staged.to(device, non_blocking=True))
 
 

@@ -26,7 +26,7 @@ package() {
 }
 
 kernels() {
-    (cd / && "$PREFIX/bin/python" -m whalepod.kernels.compilation)
+    (cd / && "$PREFIX/bin/python" -m whalepod.kernels.compilation && "$PREFIX/bin/python" -m whalepod.model.kernel_cache)
 }
 
 check() {

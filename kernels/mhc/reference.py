@@ -29,7 +29,8 @@ class Mixes(NamedTuple):
 
 
 def spread_scale(scale: Tensor, streams: int) -> Tensor:
-    return torch.repeat_interleave(scale, torch.tensor([streams, streams, streams * streams], device=scale.device))
+    pre, post, comb = scale
+    return torch.cat((pre.expand(streams), post.expand(streams), comb.expand(streams * streams)))
 
 
 def predict_mixes(

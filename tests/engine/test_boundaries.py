@@ -14,7 +14,7 @@ from whalepod.core.errors import ConfigError
 from whalepod.engine.boundaries import Boundaries
 from whalepod.model.config import ModelConfig
 
-RELEASED = Path(__file__).parents[1] / "model" / "released_config.json"
+RELEASED = Path(__file__).parents[2] / "model/released_config.json"
 
 
 @pytest.fixture(scope="module")

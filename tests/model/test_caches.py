@@ -13,7 +13,7 @@ from whalepod.model.config import ModelConfig
 from whalepod.model.record_formats import RELEASE_FORMATS
 from whalepod.model.tensor_layout import ModelRole
 
-RELEASED = ModelConfig.from_json(json.loads((Path(__file__).parent / "released_config.json").read_text()))
+RELEASED = ModelConfig.from_json(json.loads((Path(__file__).parents[2] / "model/released_config.json").read_text()))
 
 
 def allocate(config: ModelConfig, **changes: object) -> Caches:

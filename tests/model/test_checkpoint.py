@@ -19,7 +19,7 @@ from whalepod.model.tensor_layout import ModelRole, Storage, specs_for_role, sto
 from whalepod.model.tiny_checkpoint import SMALLEST, shipped_tokenizer, tiny_weights, write_tiny_checkpoint
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "tiny_a" / "ckpt_f32"
-RELEASED = ModelConfig.from_json(json.loads((Path(__file__).parent / "released_config.json").read_text()))
+RELEASED = ModelConfig.from_json(json.loads((Path(__file__).parents[2] / "model/released_config.json").read_text()))
 
 
 @pytest.fixture(scope="module")

@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 from whalepod.core.errors import ConfigError
 from whalepod.model.config import ModelConfig
 
-RELEASED = json.loads((Path(__file__).parent / "released_config.json").read_text())
+RELEASED = json.loads((Path(__file__).parents[2] / "model/released_config.json").read_text())
 GOLDEN = Path(__file__).parents[1] / "golden"
 
 
