@@ -176,8 +176,13 @@ class GroupMembership:
 
     # For the event loop.
 
+    @property
+    def size(self) -> int:
+        """Ranks of the whole pool."""
+        return self._peers.size
+
     def describe(self, asker: int) -> group_pb2.ProbeResponse:
-        """For another rank, `asker`."""
+        """For another rank, `asker`, or for an onlooker."""
         self._peers.heard_from(asker)
         place = self._place
         return group_pb2.ProbeResponse(

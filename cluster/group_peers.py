@@ -73,8 +73,9 @@ class GroupPeers:
 
     def heard_from(self, peer: int) -> None:
         """It is there, whatever the channel to it remembers of its absence: groups would form without a rank that asks
-        to join."""
-        self._channels.try_again(self._addresses[peer])
+        to join. Who is none of the group may look on, and changes nothing."""
+        if 0 <= peer < self.size:
+            self._channels.try_again(self._addresses[peer])
 
     async def close(self) -> None:
         for task in list(self._tasks):

@@ -37,6 +37,10 @@ class GroupServicer(group_pb2_grpc.GroupServiceServicer):
 
     async def Join(self, request: group_pb2.JoinRequest, context: Context) -> group_pb2.JoinResponse:  # noqa: N802
         await self._verify(request, context)
+        if not 0 <= request.index < self._membership.size:
+            size = self._membership.size
+            text = f"rank {request.index} is none of a pool of {size}: start all with the same `replicas`"
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, text)
         return await self._membership.joining(request)
 
     async def Wake(self, request: group_pb2.WakeRequest, context: Context) -> group_pb2.WakeResponse:  # noqa: N802

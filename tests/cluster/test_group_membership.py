@@ -235,6 +235,17 @@ async def test_a_stranger_can_neither_ask_nor_wake(ports: list[int]) -> None:
         assert refused.value.code() is grpc.StatusCode.UNAUTHENTICATED
 
 
+@pytest.mark.parametrize("index", [2, -1])
+async def test_who_is_no_rank_of_the_pool_may_look_on_and_not_join(ports: list[int], index: int) -> None:
+    async with pool(2, ports), grpc.aio.insecure_channel(f"127.0.0.1:{ports[0]}") as channel:
+        stub: Any = group_pb2_grpc.GroupServiceStub(channel)
+        seen = await stub.Probe(sign(group_pb2.ProbeRequest(index=index), SECRET, SYSTEM_CLOCK))
+        assert list(seen.members) == [0, 1]
+        with pytest.raises(grpc.aio.AioRpcError, match=rf"rank {index} is none of a pool of 2") as refused:
+            await stub.Join(sign(group_pb2.JoinRequest(index=index), SECRET, SYSTEM_CLOCK))
+        assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+
+
 def test_a_signature_covers_every_field_and_the_kind_of_the_message() -> None:
     request = sign(group_pb2.WakeRequest(epoch=3, round=4), SECRET, SYSTEM_CLOCK)
     verify_or_raise(request, SECRET, SYSTEM_CLOCK)
