@@ -11,7 +11,7 @@ from typing import Literal, Self
 
 from pydantic import Field, SecretStr, model_validator
 
-from whalepod.core.credentials import SECRET_BYTES_MIN, ClusterSecret
+from whalepod.core.credentials import ClusterSecret
 from whalepod.core.errors import ConfigError
 from whalepod.engine.interface import Fidelity
 
@@ -256,7 +256,9 @@ class ClusterConfig(Section):
     model: str | None = Field(default=None, description="checkpoint directory; default: the small model that ships")
     served_model_name: str | None = Field(default=None, description="name in the API; default: the directory's")
     secret: SecretStr | None = Field(default=None, description="cluster secret, at least 16 bytes; prefer secret_file")
-    secret_file: Path | None = Field(default=None, description="file that holds the cluster secret")
+    secret_file: Path | None = Field(
+        default=None, description="file that holds the cluster secret; further lines: others that are believed"
+    )
     host: str = Field(default="127.0.0.1", description="address that servers listen on")
     advertise_host: str | None = Field(
         default=None, description="address that others reach this machine at; default: host"
@@ -374,19 +376,20 @@ class ClusterConfig(Section):
     def cluster_secret(self) -> ClusterSecret:
         """Raises ConfigError if neither `secret` nor `secret_file` gives a good one."""
         if self.secret is not None:
-            key = self.secret.get_secret_value().encode()
+            text = self.secret.get_secret_value().encode()
         elif self.secret_file is not None:
             try:
-                key = self.secret_file.read_bytes().strip()
+                text = self.secret_file.read_bytes()
             except OSError as error:
                 raise ConfigError(f"secret_file {self.secret_file} cannot be read: {error.strerror}") from None
         else:
             raise ConfigError("a process of a cluster needs its secret: set secret_file (or WHALEPOD_SECRET)")
-        if not key.isascii():
+        if not text.isascii():
             raise ConfigError("the cluster secret must be ASCII text")
-        if len(key) < SECRET_BYTES_MIN:
-            raise ConfigError(f"the cluster secret needs at least {SECRET_BYTES_MIN} bytes, this one has {len(key)}")
-        return ClusterSecret(key)
+        try:
+            return ClusterSecret.parse(text)
+        except ValueError as error:
+            raise ConfigError(str(error)) from None
 
     def with_secret(self, secret: str) -> ClusterConfig:
         """A copy that carries the secret itself."""

@@ -210,7 +210,7 @@ def _secret_of(config: ClusterConfig) -> str:
     """The one that is configured, else one that lives as long as this cluster."""
     if config.secret is None and config.secret_file is None:
         return mint_cluster_secret()
-    return config.cluster_secret().key.decode()
+    return config.cluster_secret().text.decode()
 
 
 def _describe(rank: RankInfo) -> str:

@@ -29,19 +29,41 @@ class Purpose(Enum):
 
 @dataclass(frozen=True, slots=True)
 class ClusterSecret:
-    """The secret every process of a cluster shares. Raises ValueError if it is shorter than 16 bytes."""
+    """The secret every process of a cluster shares, and, while it is being replaced, those that others still sign or
+    sign already with. Raises ValueError if one is shorter than 16 bytes."""
 
     key: bytes = field(repr=False)
+    also_believed: tuple[bytes, ...] = field(default=(), repr=False)
 
     def __post_init__(self) -> None:
-        if len(self.key) < SECRET_BYTES_MIN:
-            raise ValueError(f"the cluster secret needs at least {SECRET_BYTES_MIN} bytes, not {len(self.key)}")
+        for key in self._keys:
+            if len(key) < SECRET_BYTES_MIN:
+                raise ValueError(f"the cluster secret needs at least {SECRET_BYTES_MIN} bytes, not {len(key)}")
+
+    @classmethod
+    def parse(cls, text: bytes) -> ClusterSecret:
+        """One secret a line, the own one first. Raises ValueError."""
+        key, *others = [line.strip() for line in text.splitlines() if line.strip()] or [b""]
+        return cls(key, tuple(others))
+
+    @property
+    def text(self) -> bytes:
+        """What `parse` reads."""
+        return b"\n".join(self._keys)
+
+    @property
+    def _keys(self) -> tuple[bytes, ...]:
+        return self.key, *self.also_believed
 
     def mac(self, purpose: Purpose, payload: bytes) -> bytes:
         """32 bytes."""
-        head = len(purpose.value).to_bytes(2, "little") + purpose.value
-        return hmac.digest(self.key, head + payload, "sha256")
+        return _mac(self.key, purpose, payload)
 
     def verifies(self, purpose: Purpose, payload: bytes, mac: bytes) -> bool:
         """Compares in constant time."""
-        return hmac.compare_digest(self.mac(purpose, payload), mac)
+        return any(hmac.compare_digest(_mac(key, purpose, payload), mac) for key in self._keys)
+
+
+def _mac(key: bytes, purpose: Purpose, payload: bytes) -> bytes:
+    head = len(purpose.value).to_bytes(2, "little") + purpose.value
+    return hmac.digest(key, head + payload, "sha256")

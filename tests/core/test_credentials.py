@@ -58,3 +58,37 @@ def _flipped(data: bytes, bit: int) -> bytes:
     changed = bytearray(data)
     changed[bit // 8 % len(data)] ^= 1 << bit % 8
     return bytes(changed)
+
+
+STAGES = (
+    b"the old secret..",
+    b"the old secret..\nthe new secret..\n",
+    b"the new secret..\nthe old secret..",
+    b"the new secret..",
+)
+"""Of replacing a secret, process by process."""
+
+
+@pytest.mark.parametrize("stage", range(len(STAGES) - 1))
+def test_processes_at_neighbouring_stages_of_a_new_secret_believe_each_other(stage: int) -> None:
+    before, after = (ClusterSecret.parse(text) for text in STAGES[stage : stage + 2])
+    for signer, reader in (before, after), (after, before):
+        assert reader.verifies(Purpose.TICKET, b"x", signer.mac(Purpose.TICKET, b"x"))
+        assert not reader.verifies(Purpose.SALT, b"x", signer.mac(Purpose.TICKET, b"x"))
+
+
+def test_a_secret_that_was_taken_away_is_believed_no_more() -> None:
+    first, *_, last = (ClusterSecret.parse(text) for text in STAGES)
+    assert not last.verifies(Purpose.TICKET, b"x", first.mac(Purpose.TICKET, b"x"))
+
+
+@pytest.mark.parametrize("text", [b"", b"\n \n", b"short", b"the old secret..\nshort"])
+def test_no_short_secret_is_taken_on_any_line(text: bytes) -> None:
+    with pytest.raises(ValueError, match="at least 16 bytes"):
+        ClusterSecret.parse(text)
+
+
+def test_secrets_are_passed_on_whole_and_never_shown() -> None:
+    secret = ClusterSecret.parse(STAGES[1])
+    assert ClusterSecret.parse(secret.text) == secret
+    assert "secret.." not in repr(secret)

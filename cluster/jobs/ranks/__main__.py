@@ -44,7 +44,7 @@ def main() -> None:
 async def _serve(config: ClusterConfig, console: Console) -> None:
     """Until it is cancelled, which is no failure. Raises UnavailableError, ConfigError."""
     loop = asyncio.get_running_loop()
-    pools = RankPools(config, secret=config.cluster_secret().key.decode())
+    pools = RankPools(config, secret=config.cluster_secret().text.decode())
     prepare_ray_environment(config)
     with ThreadPoolExecutor(max_workers=1, thread_name_prefix="ray") as ray_thread:  # Ray is called from one thread
         try:
