@@ -3,23 +3,29 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import signal
 import sys
 from collections.abc import Callable
 from typing import Annotated
 
+import httpx
 import typer
 import uvloop
 
 from whalepod.cluster.child_process import SupervisedChild
 from whalepod.cluster.config import ClusterConfig
+from whalepod.core.clock import Deadline
 from whalepod.core.errors import UnavailableError
 from whalepod.services.router.process import check_ports, run_router
 
 from .cluster_options import with_cluster_config
 
+log = logging.getLogger(__name__)
+
 LOOK_S = 0.5
+HUNG_AFTER_S = 15.0
 STOP_SLACK_S = 5.0
 """What stopping may take beyond draining."""
 
@@ -38,7 +44,7 @@ def router(
 
 
 async def _run_processes(config: ClusterConfig) -> None:
-    """Processes that share nothing but ports: one that dies is started again, and all drain at a time.
+    """Processes that share nothing but ports: one that dies or hangs is started again, and all drain at a time.
 
     Raises ConfigError if a port is taken, UnavailableError if one of them does not stay.
     """
@@ -49,17 +55,40 @@ async def _run_processes(config: ClusterConfig) -> None:
     ]
     stop = asyncio.Event()
     _on_signals(stop.set)
+    watching: list[asyncio.Task[None]] = []
     try:
-        for child in children:
+        for child, url in zip(children, config.operator_urls, strict=True):
             await child.start()
+            watching.append(asyncio.create_task(_end_when_hung(child, f"{url}/livez")))
         while not stop.is_set():
             for child in children:
                 if child.failure is not None:
                     raise UnavailableError(child.failure)
             await _wait(stop, LOOK_S)
     finally:
+        for task in watching:
+            task.cancel()
         patience_s = config.router.drain_seconds + STOP_SLACK_S
         await asyncio.gather(*(child.stop(timeout_s=patience_s) for child in children))
+
+
+async def _end_when_hung(child: SupervisedChild, url: str) -> None:
+    """For ever: connections that the system gives to one that answers no more would wait for it. One that does not
+    listen yet is starting, for as long as it takes."""
+    patience = Deadline.after(HUNG_AFTER_S)
+    async with httpx.AsyncClient(trust_env=False, timeout=HUNG_AFTER_S / 3) as client:
+        while True:
+            await asyncio.sleep(LOOK_S)
+            try:
+                await client.get(url)
+            except httpx.TimeoutException:
+                if not patience.expired:
+                    continue
+                log.error("a router process has not answered for %g s and is killed: %s", HUNG_AFTER_S, url)
+                child.kill()
+            except httpx.HTTPError:
+                pass  # nobody listens there
+            patience = Deadline.after(HUNG_AFTER_S)
 
 
 async def _run_one(config: ClusterConfig, process: int | None, parent: int) -> None:

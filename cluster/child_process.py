@@ -54,6 +54,11 @@ class SupervisedChild:
             process.kill()
             await process.wait()
 
+    def kill(self) -> None:
+        """SIGKILL, so that it is started again."""
+        if self._process is not None and self._process.returncode is None:
+            self._process.kill()
+
     async def _launch(self) -> None:
         self._process = await asyncio.create_subprocess_exec(*self._command, start_new_session=True)
 

@@ -14,7 +14,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
 from whalepod.core.clock import SYSTEM_CLOCK, Clock, Deadline
-from whalepod.core.errors import CapacityError, UnavailableError
+from whalepod.core.errors import CapacityError, DrainingError
 
 from .router_metrics import QUEUE_SECONDS, SHED
 from .tenant_limits import Limits, TenantLimits
@@ -103,11 +103,10 @@ class Admission:
     async def enter(self, visit: Visit) -> float:
         """Take room for a request; one heavier than the whole gate takes all of it. Call `leave` with what it returns.
 
-        Raises TenantLimitError, QueueFullError (full, would wait or has waited too long), UnavailableError (shutting
-        down).
+        Raises TenantLimitError, QueueFullError (full, would wait or has waited too long), DrainingError.
         """
         if self._closed:
-            raise UnavailableError("this router is shutting down")
+            raise DrainingError("this router is shutting down")
         self._limits.enter(visit.tenant, requests=visit.weight)
         arrived_s = self._clock.monotonic_s()
         try:

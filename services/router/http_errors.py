@@ -143,7 +143,7 @@ ANTHROPIC_ERRORS = ErrorForm(anthropic_error_body, anthropic_error_body, "error"
 
 
 def error_response(error: ServingError, form: ErrorForm = OPENAI_ERRORS) -> Response:
-    """`Retry-After` comes with 429 and 503."""
+    """`Retry-After` comes with 429 and 503. What drains ends the connection, too: the next one may reach another."""
     entry = http_error_of(error)
     headers: dict[str, str] = {}
     if entry.status == 401:
@@ -151,6 +151,8 @@ def error_response(error: ServingError, form: ErrorForm = OPENAI_ERRORS) -> Resp
     if entry.status in (429, 503):
         seconds = getattr(error, "retry_after_s", None) or RETRY_AFTER_S
         headers["retry-after"] = str(max(1, math.ceil(seconds)))
+    if isinstance(error, DrainingError):
+        headers["connection"] = "close"
     return json_response(form.body(error), status=entry.status, headers=headers)
 
 

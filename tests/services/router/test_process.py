@@ -198,6 +198,7 @@ async def test_f3_sigterm_lets_streams_finish_refuses_newcomers_and_exits_with_0
                     await asyncio.sleep(0.01)
             refused = await client.post("/v1/completions", json=body())
             assert (refused.status_code, refused.headers["retry-after"]) == (503, "1")
+            assert refused.headers["connection"] == "close", "the next one may reach another router"
             assert (await client.get("/livez")).status_code == 200
             assert decode.behaviour.step is not None
             decode.behaviour.step.set()

@@ -18,6 +18,7 @@ import pytest
 from tests.services.router.fake_ranks import SECRET, Behaviour, FakeDecode
 from tests.services.router.router_under_test import router_config, until
 from tests.services.router.test_process import body, config, http_client, read_stream, registered
+from whalepod.cli.router import HUNG_AFTER_S
 from whalepod.cluster.config import ClusterConfig
 from whalepod.cluster.free_ports import with_free_ports
 
@@ -132,6 +133,9 @@ async def test_processes_whose_parent_is_killed_finish_and_leave_their_ports_to_
         first = await processes.start()
         await processes.until_all_are_ready()
         orphans = psutil.Process(first.pid).children()
+        kept = [http_client(processes.config) for _ in range(4)]
+        for client in kept:
+            assert (await client.post("/v1/completions", json=body())).is_success
         decode.behaviour = Behaviour(step=asyncio.Event())
         clients = [http_client(processes.config) for _ in range(8)]
         reading = [asyncio.create_task(read_stream(client)) for client in clients]
@@ -143,11 +147,13 @@ async def test_processes_whose_parent_is_killed_finish_and_leave_their_ports_to_
         await processes.until_all_are_ready()
         assert all(orphan.is_running() for orphan in orphans), "their streams go on"
         step, decode.behaviour = decode.behaviour.step, Behaviour()
-        await processes.ask()
+        for client in kept:  # whose connections are those of orphans
+            await client.post("/v1/completions", json=body())
+            assert (await client.post("/v1/completions", json=body())).is_success
         assert step is not None
         step.set()
         assert [events[-1] for events in await asyncio.gather(*reading)] == ["[DONE]"] * 8
-        await asyncio.gather(*(client.aclose() for client in clients))
+        await asyncio.gather(*(client.aclose() for client in [*clients, *kept]))
         await until(lambda: not any(orphan.is_running() for orphan in orphans))
         second.terminate()
         assert await second.wait() == 0
@@ -156,3 +162,15 @@ async def test_processes_whose_parent_is_killed_finish_and_leave_their_ports_to_
 def _requests(page: str) -> int:
     counts = re.findall(r"^whalepod_requests_total\{.*\} (\S+)$", page, re.MULTILINE)
     return sum(int(float(count)) for count in counts)
+
+
+async def test_a_process_that_hangs_is_replaced(processes: Processes) -> None:
+    async with registered(processes.config, [FakeDecode()]):
+        process = await processes.start()
+        await processes.until_all_are_ready()
+        victim, other = psutil.Process(process.pid).children()
+        victim.suspend()
+        await until(lambda: not psutil.pid_exists(victim.pid), timeout_s=HUNG_AFTER_S + 15)
+        await processes.until_all_are_ready()
+        assert other in psutil.Process(process.pid).children()
+        await asyncio.gather(*(processes.ask() for _ in range(10)))
