@@ -115,7 +115,7 @@ async def _order(config: ClusterConfig, target: str, order: fault_pb2.FaultOrder
         except grpc.aio.AioRpcError as failure:
             if failure.code() is grpc.StatusCode.UNIMPLEMENTED:
                 return f"{target} takes no faults: start it with --fault-injection (WHALEPOD_FAULT_INJECTION)"
-            return str(error_from_rpc(failure))
+            return f"{target} did not take the order: {error_from_rpc(failure)}"
     return None
 
 
