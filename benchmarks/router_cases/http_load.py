@@ -1,15 +1,27 @@
-"""A client that costs little: keep-alive connections, bodies made beforehand, answers looked at only where they end."""
+"""A client that costs little: keep-alive connections, bodies made beforehand, answers looked at only where they end.
+
+    python -m router_cases.http_load --port P --per-s R --seconds S < request > seconds to each first event
+
+As a process of its own, it does not wait for its turn behind the events of other streams.
+"""
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import json
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
+from pathlib import Path
+from typing import Any, cast
+
+import uvloop
 
 from whalepod.core.clock import SYSTEM_CLOCK
+
+HEAD_END, CHUNKS_END, EVENT = b"\r\n\r\n", b"\r\n0\r\n\r\n", b"data: "
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,45 +42,81 @@ def request_bytes(body: dict[str, Any], *, path: str = "/v1/completions") -> byt
     return head.encode() + content
 
 
-class Connection:
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._reader, self._writer = reader, writer
+class Connection(asyncio.Protocol):
+    """One request at a time. Of an answer it looks at the head, counts the events, and finds the end: an event costs
+    this process a few microseconds, and it keeps the time at which it came and not the one at which a task woke up."""
+
+    def __init__(self) -> None:
+        self._transport: asyncio.Transport | None = None
+        self._answer: asyncio.Future[None] | None = None
+        self._head = b""
+        self._body_left: int | None = None
+        """Bytes; None: the answer is in chunks, or has not begun."""
+        self._tail = b""
+        self._times_s: list[float] = []
 
     @classmethod
     async def open(cls, port: int) -> Connection:
-        return cls(*await asyncio.open_connection("127.0.0.1", port, limit=1 << 22))
+        _, connection = await asyncio.get_running_loop().create_connection(cls, "127.0.0.1", port)
+        return connection
 
     async def ask(self, request: bytes) -> Answered:
-        """Raises RuntimeError on any answer but 200."""
+        """Raises RuntimeError on any answer but 200, and if the connection is closed before the answer's end."""
+        assert self._transport is not None
+        self._head, self._tail, self._times_s = b"", b"", []
+        self._answer = asyncio.get_running_loop().create_future()
         began_s = SYSTEM_CLOCK.monotonic_s()
-        self._writer.write(request)
-        await self._writer.drain()
-        head = await self._reader.readuntil(b"\r\n\r\n")
-        if not head.startswith(b"HTTP/1.1 200"):
-            raise RuntimeError((head + await self._reader.read(500)).decode(errors="replace"))
-        lowered = head.lower()
-        if b"content-length:" in lowered:
-            length = int(lowered.split(b"content-length:")[1].split(b"\r\n")[0])
-            first_s = SYSTEM_CLOCK.monotonic_s() - began_s
-            await self._reader.readexactly(length)
-            return Answered(first_s, SYSTEM_CLOCK.monotonic_s() - began_s, ())
-        return await self._read_events(began_s)
-
-    async def _read_events(self, began_s: float) -> Answered:
-        times: list[float] = []
-        while True:
-            size = int((await self._reader.readuntil(b"\r\n")).split(b";")[0], 16)
-            chunk = await self._reader.readexactly(size + 2)
-            if not size:
-                break
-            if b"data: " in chunk:
-                times.append(SYSTEM_CLOCK.monotonic_s())
+        self._transport.write(request)
+        await self._answer
         end_s = SYSTEM_CLOCK.monotonic_s()
-        gaps = tuple(after - before for before, after in pairwise(times))
-        return Answered(times[0] - began_s, end_s - began_s, gaps)
+        gaps = tuple(after - before for before, after in pairwise(self._times_s))
+        return Answered(self._times_s[0] - began_s, end_s - began_s, gaps)
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast("asyncio.Transport", transport)
+
+    def data_received(self, data: bytes) -> None:
+        now_s = SYSTEM_CLOCK.monotonic_s()
+        if not self._head.endswith(HEAD_END):
+            head, found, data = (self._head + data).partition(HEAD_END)
+            self._head = head + found
+            if not found:
+                return
+            if not head.startswith(b"HTTP/1.1 200"):
+                self._end(RuntimeError((head + data).decode(errors="replace")))
+                return
+            self._body_left = _content_length(head)
+            self._times_s += [now_s] * (self._body_left is not None)
+        if self._body_left is not None:
+            self._body_left -= len(data)
+            ended = self._body_left <= 0
+        else:
+            seen = self._tail + data
+            self._times_s += [now_s] * (seen.count(EVENT) - self._tail.count(EVENT))
+            self._tail = seen[-len(CHUNKS_END) :]
+            ended = self._tail == CHUNKS_END
+        if ended:
+            self._end(None)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._end(exc or RuntimeError("the connection was closed"))
 
     def close(self) -> None:
-        self._writer.close()
+        assert self._transport is not None
+        self._transport.close()
+
+    def _end(self, error: Exception | None) -> None:
+        if self._answer is None or self._answer.done():
+            return
+        if error is None:
+            self._answer.set_result(None)
+        else:
+            self._answer.set_exception(error)
+
+
+def _content_length(head: bytes) -> int | None:
+    _, found, rest = head.lower().partition(b"content-length:")
+    return int(rest.split(b"\r\n")[0]) if found else None
 
 
 async def closed_loop(port: int, request: bytes, *, connections: int, requests: int) -> tuple[list[Answered], float]:
@@ -112,6 +160,36 @@ async def open_loop(port: int, request: bytes, *, per_s: float, seconds: float) 
     return answers
 
 
+async def open_loop_apart(port: int, request: bytes, *, per_s: float, seconds: float) -> list[float]:
+    """The same in another process. Seconds to each answer's first event."""
+    words = ["--port", str(port), "--per-s", str(per_s), "--seconds", str(seconds)]
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "router_cases.http_load", *words),
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+        cwd=Path(__file__).parent.parent,
+    )
+    told, _ = await process.communicate(request)
+    if process.returncode:
+        raise RuntimeError("the newcomers' process failed")
+    return json.loads(told)
+
+
 def percentile(values: Sequence[float], percent: float) -> float:
     ordered = sorted(values)
     return ordered[min(len(ordered) - 1, int(len(ordered) * percent / 100))] if ordered else 0.0
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--port", type=int, required=True)
+    parser.add_argument("--per-s", type=float, required=True)
+    parser.add_argument("--seconds", type=float, required=True)
+    options = parser.parse_args()
+    request = sys.stdin.buffer.read()
+    answers = uvloop.run(open_loop(options.port, request, per_s=options.per_s, seconds=options.seconds))
+    sys.stdout.write(json.dumps([one.first_s for one in answers]))
+
+
+if __name__ == "__main__":
+    main()
