@@ -108,7 +108,7 @@ class Attempt:
         self._sign = sign
         self._stream = stream
         self._prefills = prefills
-        self._inbox: Inbox = asyncio.Queue()
+        self._inbox = Inbox()
         self._prefill_task: asyncio.Task[None] | None = None
         self._alarm: asyncio.TimerHandle | None = None
         """Rings at the deadline: one for all that is waited for."""
@@ -129,20 +129,21 @@ class Attempt:
                 self._prefill_task = asyncio.create_task(self._run_prefill(self._legs.prefill, ticket))
             self._alarm = asyncio.get_running_loop().call_later(self._job.deadline.remaining_s(), self._ring)
             while True:
-                for progress in self._handle(await self._next_item(self._job.deadline)):
-                    yield progress
-                    if isinstance(progress, Ending):
-                        return
+                for item in await self._next_items(self._job.deadline):
+                    for progress in self._handle(item):
+                        yield progress
+                        if isinstance(progress, Ending):
+                            return
         finally:
             self._leave()
 
     def _ring(self) -> None:
-        self._inbox.put_nowait(_too_late())
+        self._inbox.put(_too_late())
 
-    async def _next_item(self, deadline: Deadline) -> object:
+    async def _next_items(self, deadline: Deadline) -> list[object]:
         if deadline.expired:  # a slow reader may have left so much here that nothing needs to be waited for
             raise _too_late()
-        return await self._inbox.get()
+        return await self._inbox.take()
 
     def _handle(self, item: object) -> list[Progress]:
         match item:
@@ -229,9 +230,9 @@ class Attempt:
         try:
             response = await self._prefills.run(rank, ticket, deadline=self._job.deadline)
         except ServingError as error:
-            self._inbox.put_nowait(PrefillFailed(error))
+            self._inbox.put(PrefillFailed(error))
         else:
-            self._inbox.put_nowait(PrefillDone(response))
+            self._inbox.put(PrefillDone(response))
 
     def _leave(self) -> None:
         if self._alarm is not None:

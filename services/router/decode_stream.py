@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from itertools import groupby
+from typing import Any, cast
 
 import grpc
 
@@ -23,7 +24,7 @@ from whalepod.cluster.step_message import DecodeEvent, StepMessageError, decode_
 from whalepod.core.clock import SYSTEM_CLOCK, Clock
 from whalepod.core.errors import ServingError, WorkerLostError
 from whalepod.core.ids import Incarnation, RankId, RequestId
-from whalepod.engine.interface import FinishedEvent, RankLoad
+from whalepod.engine.interface import FinishedEvent, RankLoad, TokensEvent
 from whalepod.rpc.common.v1 import common_pb2
 from whalepod.rpc.decode.v1 import decode_pb2, decode_pb2_grpc
 from whalepod.rpc.prefill.v1 import prefill_pb2
@@ -40,8 +41,39 @@ PAUSE_FORGOTTEN_S = 60.0
 BATCH_BYTES_MAX = 64 * 1024
 """A message of so many bytes or more takes no other one with it."""
 
-Inbox = asyncio.Queue[object]
-"""What happens to one attempt, in order. It holds at most what the request may generate."""
+PART_EVENTS = 32
+"""Events of a step that are delivered at a time: a millisecond or two of writing to clients."""
+
+Key = tuple[RequestId, int]
+
+
+class Inbox:
+    """What happens to one attempt, in order, for the one task that reads it. It holds at most what the request may
+    generate."""
+
+    def __init__(self) -> None:
+        self.heard = False
+        """Whether the rank has said anything of the attempt."""
+        self._items: list[object] = []
+        self._arrival: asyncio.Future[None] | None = None
+
+    @property
+    def empty(self) -> bool:
+        return not self._items
+
+    def put(self, item: object) -> None:
+        self._items.append(item)
+        if self._arrival is not None and not self._arrival.done():
+            self._arrival.set_result(None)
+
+    async def take(self) -> list[object]:
+        """All that has come, once there is something. Tokens of steps that gathered are one event: what a token costs
+        is its chunk and its write, so a reader that is behind catches up."""
+        if not self._items:
+            self._arrival = asyncio.get_running_loop().create_future()
+            await self._arrival
+        items, self._items = self._items, []
+        return items if len(items) == 1 else _joined(items)
 
 
 class DecodeStream:
@@ -61,7 +93,7 @@ class DecodeStream:
         """Whether a message has ever arrived."""
         self._on_load = on_load
         self._on_end = on_end
-        self._inboxes: dict[tuple[RequestId, int], Inbox] = {}
+        self._inboxes: dict[Key, Inbox] = {}
         self._outbox: asyncio.Queue[decode_pb2.GenerateRequest] = asyncio.Queue()
         self._ended: ServingError | None = None
         self._task = asyncio.create_task(self._run(), name=f"decode-stream {rank.rank_id}")
@@ -118,7 +150,7 @@ class DecodeStream:
         sender = asyncio.create_task(self._send(call))
         try:
             async for response in call:
-                self._deliver(response.packed_step)
+                await self._deliver(response.packed_step)
         finally:
             sender.cancel()
             await asyncio.gather(sender, return_exceptions=True)  # why a send failed, the reader knows too
@@ -136,26 +168,52 @@ class DecodeStream:
                     message.more.append(other)
             await call.write(message)
 
-    def _deliver(self, packed_step: bytes) -> None:
+    async def _deliver(self, packed_step: bytes) -> None:
+        """In parts, between which the event loop sees to everything else: a step of hundreds of requests is many
+        milliseconds of writing to clients. Who has had nothing yet comes first."""
         message = decode_step(packed_step)
         self.answered = True
         self._on_load(self.rank, message.load)
+        first: list[DecodeEvent] = []
+        others: list[DecodeEvent] = []
         for event in message.events:
-            self._deliver_event(event)
+            inbox = self._inboxes.get((event.request_id, event.attempt))
+            (others if inbox is None or inbox.heard else first).append(event)
+        parts = [first, *(others[start : start + PART_EVENTS] for start in range(0, len(others), PART_EVENTS))]
+        for index, part in enumerate(parts):
+            if index and parts[index - 1]:
+                await asyncio.sleep(0)
+            for event in part:
+                self._deliver_event(event)
 
     def _deliver_event(self, event: DecodeEvent) -> None:
         key = (event.request_id, event.attempt)
         ended = isinstance(event, FinishedEvent)
         inbox = self._inboxes.pop(key, None) if ended else self._inboxes.get(key)
         if inbox is not None:
-            inbox.put_nowait(event)
+            inbox.heard = True
+            inbox.put(event)
 
     def _end(self, error: ServingError) -> None:
         self._ended = error
         inboxes, self._inboxes = self._inboxes, {}
         for inbox in inboxes.values():
-            inbox.put_nowait(error)
+            inbox.put(error)
         self._on_end(self, error)
+
+
+def _joined(items: Sequence[object]) -> list[object]:
+    """The same with one event for the tokens of consecutive steps."""
+    joined: list[object] = []
+    for are_tokens, group in groupby(items, key=lambda item: isinstance(item, TokensEvent)):
+        if not are_tokens:
+            joined += group
+            continue
+        steps = cast("list[TokensEvent]", list(group))
+        tokens = tuple(token for step in steps for token in step.tokens)
+        cached = [step.cached_tokens for step in steps if step.cached_tokens is not None]
+        joined.append(steps[0]._replace(tokens=tokens, cached_tokens=cached[-1] if cached else None))
+    return joined
 
 
 class DecodeStreams:

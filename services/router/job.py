@@ -72,7 +72,8 @@ class Route:
 
 @dataclass(frozen=True, slots=True)
 class Burst:
-    """The tokens of one engine step. `cached_tokens` is R, the prompt tokens that came from stored prefix."""
+    """The tokens of one engine step, or of several if their reader was late. `cached_tokens` is R, the prompt tokens
+    that came from stored prefix."""
 
     tokens: tuple[SampledToken, ...]
     cached_tokens: int

@@ -19,10 +19,11 @@ from whalepod.core.ids import RequestId
 from whalepod.engine.interface import FinishedEvent, FinishReason, RankLoad, SampledToken, StepEvent, TokensEvent
 from whalepod.rpc.common.v1 import common_pb2
 from whalepod.rpc.decode.v1 import decode_pb2, decode_pb2_grpc
-from whalepod.services.router.decode_stream import PAUSE_S_MAX, DecodeStreams, Inbox
+from whalepod.services.router.decode_stream import PART_EVENTS, PAUSE_S_MAX, DecodeStreams, Inbox
 
 A, B = RequestId(b"a" * 16), RequestId(b"b" * 16)
 TICKET = common_pb2.SignedTicket(ticket=b"t", mac=b"m")
+END = FinishedEvent(A, 1, FinishReason.LENGTH)
 
 
 class Puppet(decode_pb2_grpc.DecodeServiceServicer):
@@ -87,7 +88,7 @@ class World:
         )
 
     async def start(self, request_id: RequestId, attempt: int = 1) -> Inbox:
-        inbox: Inbox = asyncio.Queue()
+        inbox = Inbox()
         heard = len(self.puppet.heard)
         self.streams.stream_to(self.puppet.server.info()).start(request_id, attempt, TICKET, inbox)
         await until(lambda: len(self.puppet.heard) > heard)
@@ -117,7 +118,7 @@ async def test_what_gathers_goes_in_one_message_to_ranks_that_read_it(reads_batc
         starts = [RequestId(bytes([index]) * 16) for index in range(20)]
         for request_id in starts:
             ticket = common_pb2.SignedTicket(ticket=request_id)
-            stream.start(request_id, 1, ticket, asyncio.Queue())
+            stream.start(request_id, 1, ticket, Inbox())
         await until(lambda: len(world.puppet.heard) == 20)
         assert [one.start.ticket.ticket for one in world.puppet.heard] == starts
         assert (world.puppet.messages < 20) == reads_batches
@@ -127,10 +128,38 @@ async def test_requests_share_one_stream_and_hear_their_own_events() -> None:
     async with running_world() as world:
         inbox_a, inbox_b = await world.start(A), await world.start(B)
         world.puppet.say(tokens(A, 1), tokens(B, 2, 3), load=RankLoad(running=2))
-        assert await inbox_a.get() == tokens(A, 1)
-        assert await inbox_b.get() == tokens(B, 2, 3)
+        assert await inbox_a.take() == [tokens(A, 1)]
+        assert await inbox_b.take() == [tokens(B, 2, 3)]
         assert world.puppet.streams == 1
         assert world.loads == [RankLoad(running=2)]
+
+
+async def test_a_step_of_many_requests_is_told_in_parts_and_first_to_those_that_have_heard_nothing() -> None:
+    async with running_world() as world:
+        many = [RequestId(bytes([index]) * 16) for index in range(2 * PART_EVENTS)]
+        inboxes = [await world.start(request_id) for request_id in many]
+        world.puppet.say(*(tokens(request_id, 1) for request_id in many))
+        for request_id, inbox in zip(many, inboxes, strict=True):
+            assert await inbox.take() == [tokens(request_id, 1)]
+        newcomer = await world.start(A)
+        world.puppet.say(*(tokens(request_id, 2) for request_id in many), tokens(A, 1), END)
+        assert await newcomer.take() == [tokens(A, 1), END]
+        assert all(inbox.empty for inbox in inboxes)
+        async with asyncio.timeout(5):
+            while all(inbox.empty for inbox in inboxes):
+                await asyncio.sleep(0)
+        assert any(inbox.empty for inbox in inboxes), "the step came in one piece"
+        for request_id, inbox in zip(many, inboxes, strict=True):
+            assert await inbox.take() == [tokens(request_id, 2)]
+
+
+async def test_a_late_reader_gets_the_tokens_of_the_steps_that_gathered_as_those_of_one() -> None:
+    inbox = Inbox()
+    for item in (tokens(A, 1)._replace(cached_tokens=5), tokens(A, 2, 3), "ready", tokens(A, 4), tokens(A, 5), END):
+        inbox.put(item)
+    together = tokens(A, 1, 2, 3)._replace(cached_tokens=5)
+    assert await inbox.take() == [together, "ready", tokens(A, 4, 5), END]
+    assert inbox.empty
 
 
 async def test_events_of_strangers_and_of_other_attempts_are_dropped() -> None:
@@ -138,8 +167,8 @@ async def test_events_of_strangers_and_of_other_attempts_are_dropped() -> None:
         inbox = await world.start(A, attempt=2)
         late = FinishedEvent(A, 1, FinishReason.STOP)
         world.puppet.say(tokens(B, 9), tokens(A, 8, attempt=1), late, tokens(A, 7, attempt=3), tokens(A, 1, attempt=2))
-        assert await inbox.get() == tokens(A, 1, attempt=2)
-        assert inbox.empty()
+        assert await inbox.take() == [tokens(A, 1, attempt=2)]
+        assert inbox.empty
 
 
 async def test_nothing_is_heard_after_the_end_or_after_a_cancel() -> None:
@@ -148,12 +177,12 @@ async def test_nothing_is_heard_after_the_end_or_after_a_cancel() -> None:
         end = FinishedEvent(A, 1, FinishReason.LENGTH)
         world.streams.stream_to(world.puppet.server.info()).cancel(B, 1)
         world.puppet.say(tokens(B, 5), end, tokens(A, 6), end)
-        assert await inbox_a.get() == end
+        assert await inbox_a.take() == [end]
         marker = await world.start(RequestId(b"m" * 16))
         world.puppet.say(tokens(RequestId(b"m" * 16), 1))
-        await marker.get()
-        assert inbox_a.empty()
-        assert inbox_b.empty()
+        await marker.take()
+        assert inbox_a.empty
+        assert inbox_b.empty
 
 
 async def test_a_cancel_is_told_once_and_only_for_what_still_runs() -> None:
@@ -161,7 +190,7 @@ async def test_a_cancel_is_told_once_and_only_for_what_still_runs() -> None:
         inbox = await world.start(A)
         stream = world.streams.stream_to(world.puppet.server.info())
         world.puppet.say(FinishedEvent(A, 1, FinishReason.STOP))
-        await inbox.get()
+        await inbox.take()
         stream.cancel(A, 1)
         await world.start(B)
         stream.cancel(B, 1)
@@ -181,7 +210,7 @@ async def test_a_stream_that_breaks_tells_every_request_and_the_table(how: str) 
             world.puppet.say_bytes(None if how == "ended" else b"\xc1junk")
         for inbox in inboxes:
             async with asyncio.timeout(5):
-                assert isinstance(await inbox.get(), WorkerLostError)
+                assert [type(item) for item in await inbox.take()] == [WorkerLostError]
         assert [info.rank_id for info in world.lost] == ["decode-0"]
 
 
@@ -189,10 +218,10 @@ async def test_nobody_listening_is_told_to_the_request_that_asked() -> None:
     async with running_world() as world:
         info = world.puppet.server.info()
         await world.puppet.server.kill()
-        inbox: Inbox = asyncio.Queue()
+        inbox = Inbox()
         world.streams.stream_to(info).start(A, 1, TICKET, inbox)
         async with asyncio.timeout(5):
-            assert isinstance(await inbox.get(), WorkerLostError)
+            assert [type(item) for item in await inbox.take()] == [WorkerLostError]
 
 
 async def test_a_broken_stream_is_replaced_after_a_pause_that_grows_and_ends() -> None:
@@ -202,9 +231,9 @@ async def test_a_broken_stream_is_replaced_after_a_pause_that_grows_and_ends() -
         pauses: list[float] = []
         for _ in range(9):
             assert world.streams.usable(info)
-            inbox: Inbox = asyncio.Queue()
+            inbox = Inbox()
             world.streams.stream_to(info).start(A, 1, TICKET, inbox)
-            await inbox.get()
+            await inbox.take()
             before = world.clock.now_s
             while not world.streams.usable(info):
                 world.clock.now_s += 0.01
@@ -218,15 +247,15 @@ async def test_a_stream_that_had_worked_pauses_only_shortly() -> None:
     async with running_world() as world:
         inbox = await world.start(A)
         world.puppet.say(tokens(A, 1))
-        await inbox.get()
+        await inbox.take()
         world.puppet.say_bytes(None)
-        await inbox.get()
+        await inbox.take()
         world.clock.now_s += 0.06
         info = world.puppet.server.info()
         assert world.streams.usable(info)
         again = await world.start(A, attempt=2)
         world.puppet.say(tokens(A, 2, attempt=2))
-        assert await again.get() == tokens(A, 2, attempt=2)
+        assert await again.take() == [tokens(A, 2, attempt=2)]
         assert world.puppet.streams == 2
 
 
@@ -234,16 +263,16 @@ async def test_a_restarted_rank_has_a_stream_of_its_own_at_once() -> None:
     async with running_world() as world:
         inbox = await world.start(A)
         await world.puppet.server.restart()
-        assert isinstance(await inbox.get(), WorkerLostError)
+        assert [type(item) for item in await inbox.take()] == [WorkerLostError]
         assert world.streams.usable(world.puppet.server.info())
         again = await world.start(A, attempt=2)
         world.puppet.say(tokens(A, 3, attempt=2))
-        assert await again.get() == tokens(A, 3, attempt=2)
+        assert await again.take() == [tokens(A, 3, attempt=2)]
 
 
 async def test_closing_tells_every_request_and_blames_no_rank() -> None:
     async with running_world() as world:
         inbox = await world.start(A)
         await world.streams.close()
-        assert isinstance(await inbox.get(), WorkerLostError)
+        assert [type(item) for item in await inbox.take()] == [WorkerLostError]
         assert world.lost == []
