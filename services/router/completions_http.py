@@ -17,6 +17,9 @@ from .request_record import RequestRecord
 from .text_choice import TextDelta, TextEnd
 from .usage import Usage, total_usage
 
+GOES_ON: dict[str, None] = {"finish_reason": None, "stop_reason": None}
+"""In every chunk but the last."""
+
 
 @dataclass(frozen=True, slots=True)
 class ResponseHead:
@@ -61,24 +64,50 @@ async def completion_frames(
     front: FrontDoor, request: CompletionRequest, caller: Caller, head: ResponseHead, record: RequestRecord
 ) -> AsyncGenerator[bytes, None]:
     """Server-sent events up to `[DONE]`. Raises ServingError; what was yielded before stands."""
-    begins, ends_with = head.around_choice(**({"usage": None} if request.include_usage else {}))
+    around = head.around_choice(**({"usage": None} if request.include_usage else {}))
     async with open_completion(front, request, caller) as opened:
         choices = [
-            _ChoiceJson(front.language, request, _prompt_of(opened, request, index)) for index in range(request.choices)
+            _ChoiceFrames(index, _ChoiceJson(front.language, request, _prompt_of(opened, request, index)), around)
+            for index in range(request.choices)
         ]
         ends: dict[int, TextEnd] = {}
         async for index, event in opened.events:
             if isinstance(event, TextEnd):
                 ends[index] = event
-                choice = choices[index].end(event)
-            elif (choice := choices[index].delta(event))["text"] == "" and not choices[index].speaks(event):
-                continue
-            yield data_frame(begins + json_text({"index": index} | choice) + ends_with)
+                yield choices[index].end(event)
+            elif frame := choices[index].delta(event):
+                yield frame
         usage = _total(ends, request)
         record.note_result(usage, ends[0].route)
     if request.include_usage:
         yield data_frame(head.completion([], usage=usage.to_json()))
     yield DONE_FRAME
+
+
+class _ChoiceFrames:
+    """One choice's chunks as server-sent events. Most differ in their text alone: all else of them is encoded once."""
+
+    def __init__(self, index: int, choice: _ChoiceJson, around: tuple[str, str]) -> None:
+        self._index = index
+        self._choice = choice
+        self._around = around
+        before, _, after = self._frame({"text": "?", "logprobs": None} | GOES_ON).rpartition(b'"?"')
+        self._before_text, self._after_text = before, after
+
+    def delta(self, delta: TextDelta) -> bytes:
+        """Empty: there is nothing to say."""
+        if self._choice.only_text_follows:
+            text = json_text(delta.text).encode("utf-8", "replace")
+            return self._before_text + text + self._after_text if delta.text else b""
+        chunk = self._choice.delta(delta)
+        return self._frame(chunk) if chunk["text"] or self._choice.speaks(delta) else b""
+
+    def end(self, end: TextEnd) -> bytes:
+        return self._frame(self._choice.end(end))
+
+    def _frame(self, chunk: dict[str, Any]) -> bytes:
+        before, after = self._around
+        return data_frame(before + json_text({"index": self._index} | chunk) + after)
 
 
 @dataclass(slots=True)
@@ -99,12 +128,17 @@ class _ChoiceJson:
         """The echo comes with its log-probabilities."""
         return self.request.echo and self.request.sampling.logprobs is not None
 
+    @property
+    def only_text_follows(self) -> bool:
+        """Chunks but the first and the last hold their text and nothing else."""
+        return self._begun and not self.request.return_token_ids and self.request.sampling.logprobs is None
+
     def speaks(self, delta: TextDelta) -> bool:
         """Whether a delta without text has something to say."""
         return bool(delta.tokens) and (self.request.return_token_ids or self.request.sampling.logprobs is not None)
 
     def delta(self, delta: TextDelta) -> dict[str, Any]:
-        return self._chunk(delta.text, delta.tokens) | {"finish_reason": None, "stop_reason": None}
+        return self._chunk(delta.text, delta.tokens) | GOES_ON
 
     def end(self, end: TextEnd) -> dict[str, Any]:
         return self._chunk("", ()) | {"finish_reason": end.reason.value, "stop_reason": end.stop_reason}

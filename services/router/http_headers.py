@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable
+
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from whalepod.core.errors import InvalidFieldError
@@ -48,10 +50,10 @@ class HeaderMiddleware:
         request_id = headers.get(key, b"")[:REQUEST_ID_BYTES_MAX] or mint_request_id().hex().encode()
         headers[key] = request_id
 
-        async def send_with_id(message: Message) -> None:
+        def send_with_id(message: Message) -> Awaitable[None]:
             if message["type"] == "http.response.start":
                 message["headers"] = [*message.get("headers", ()), (key, request_id)]
-            await send(message)
+            return send(message)
 
         await self._app({**scope, "headers": list(headers.items())}, receive, send_with_id)
 

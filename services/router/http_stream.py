@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Coroutine, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Coroutine, Mapping
 from typing import Any, TypeVar
 
 from starlette.types import Receive, Scope, Send
@@ -107,12 +107,12 @@ class EventStream:
         await _send_frame(send, data_frame(self._errors.event_body(error), event=self._errors.event))
 
 
-async def _send_frame(send: Send, frame: bytes) -> None:
-    await send({"type": "http.response.body", "body": frame, "more_body": True})
+def _send_frame(send: Send, frame: bytes) -> Awaitable[None]:
+    return send({"type": "http.response.body", "body": frame, "more_body": True})
 
 
-async def _send_end(send: Send) -> None:
-    await send({"type": "http.response.body", "body": b"", "more_body": False})
+def _send_end(send: Send) -> Awaitable[None]:
+    return send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
 async def _disconnected(receive: Receive) -> None:
