@@ -145,15 +145,15 @@ class RouterProcess:
         on_ready: Callable[[], None] | None,
     ) -> None:
         """`listeners`: of the public port, and of the operators' port if it has one of its own."""
-        http = [
-            asyncio.create_task(server.serve(sockets=[listener]), name="http")
-            for server, listener in zip(self._http, listeners, strict=True)
-        ]
+        http: list[asyncio.Task[None]] = []
         try:
+            # Before it listens: among processes that share a port it would be given clients, and know no rank for them.
             await self._watcher.start()
             if self._static is not None:
                 await self._static.start()
             await self._grpc.start()
+            for server, listener in zip(self._http, listeners, strict=True):
+                http.append(asyncio.create_task(server.serve(sockets=[listener]), name="http"))
             await self._until_listening(http)
             host, router = self._config.host, self._config.router
             log.info(
