@@ -123,14 +123,16 @@ class RouterUnderTest:
         return events
 
 
-def router_config(model_dir: Path, *, prefill_replicas: int = 1, **router: Any) -> ClusterConfig:
+def router_config(
+    model_dir: Path, *, prefill_replicas: int = 1, context_tokens_max: int = 4096, **router: Any
+) -> ClusterConfig:
     return ClusterConfig.model_validate(
         {
             "model": str(model_dir),
             "served_model_name": "whale",
             "secret": SECRET.key.decode(),
             "prefill": {"replicas": prefill_replicas},
-            "engine": {"context_tokens_max": 4096},
+            "engine": {"context_tokens_max": context_tokens_max},
             "router": {"queue_timeout_seconds": 5.0, "request_timeout_seconds": 20.0, **router},
         }
     )

@@ -17,36 +17,48 @@ from tests.services.router.router_under_test import (
 )
 from whalepod.core.errors import UnavailableError
 
+CONTEXT_TOKENS = 15_500
 PREAMBLE = [400 + index % 90 for index in range(1500)]
+LONG_PREAMBLE = PREAMBLE * 10
 
 
-def prompts(count: int) -> list[list[int]]:
+def prompts(count: int, preamble: list[int] = PREAMBLE) -> list[list[int]]:
     """The same beginning, and 10 tokens of their own."""
-    return [PREAMBLE + [500 + index] * 10 for index in range(count)]
+    return [preamble + [500 + index] * 10 for index in range(count)]
 
 
-def computed(prefill: FakePrefill) -> int:
+def computed(prefill: FakePrefill, preamble: list[int]) -> int:
     """How many prompts a prefill rank had to compute from the beginning."""
-    return sum(ticket.stored_tokens_hint < len(PREAMBLE) // 2 for ticket in prefill.seen.tickets)
+    return sum(ticket.stored_tokens_hint < len(preamble) // 2 for ticket in prefill.seen.tickets)
 
 
-@pytest.mark.parametrize(("requests", "ranks"), [(60, 2), pytest.param(500, 1, marks=pytest.mark.slow)])
-async def test_cold_requests_compute_their_common_preamble_once(model_dir: Path, requests: int, ranks: int) -> None:
+@pytest.mark.parametrize(
+    ("requests", "ranks", "preamble"),
+    [(60, 2, PREAMBLE), pytest.param(500, 2, LONG_PREAMBLE, marks=pytest.mark.slow)],
+    ids=["60", "500 of 15,000 tokens"],
+)
+async def test_cold_requests_compute_their_common_preamble_once(
+    model_dir: Path, requests: int, ranks: int, preamble: list[int]
+) -> None:
     prefills = [FakePrefill(f"prefill-{index}") for index in range(ranks)]
     decodes = [FakeDecode(f"decode-{index}") for index in range(2)]
     for decode in decodes:
         decode.server.slots_total = 300
-    async with running_router(model_dir, [*prefills, *decodes], max_concurrent_requests=600) as router:
+    everyone = [*prefills, *decodes]
+    for rank in everyone:
+        rank.server.context_tokens_max = CONTEXT_TOKENS
+    limits = {"max_concurrent_requests": 600, "request_timeout_seconds": 120.0}
+    async with running_router(model_dir, everyone, context_tokens_max=CONTEXT_TOKENS, **limits) as router:
         for prefill in prefills:
             prefill.behaviour.step = asyncio.Event()
-        asked = prompts(requests)
+        asked = prompts(requests, preamble)
         asking = [asyncio.create_task(answer_to(router, prompt)) for prompt in asked]
-        await until(lambda: router.front.admission.running == requests, timeout_s=20.0)
+        await until(lambda: router.front.admission.running == requests, timeout_s=60.0)
         for prefill in prefills:
             assert prefill.behaviour.step is not None
             prefill.behaviour.step.set()
         assert await asyncio.gather(*asking) == [expected_ids(prompt, 6) for prompt in asked]
-        assert sum(map(computed, prefills)) == 1
+        assert sum(computed(prefill, preamble) for prefill in prefills) == 1
         assert sum(len(decode.seen.starts) for decode in decodes) == requests
         await check_nothing_is_left(router, *prefills, *decodes)
 
