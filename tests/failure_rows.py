@@ -1,4 +1,5 @@
-"""Which test plays which row of the store's failure table: its name says so, as in `test_f15_f16_…`."""
+"""Which test plays which row of the store's failure table: its name says so, as in `test_f15_f16_…`. And which plays a
+fault that users of other systems met, as in `test_e10_…`, and with the letter of the store's rows `test_fault_f2_…`."""
 
 from __future__ import annotations
 
@@ -6,6 +7,7 @@ import ast
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import TypeGuard
 
 from tests.house_rules import Source
 
@@ -41,6 +43,15 @@ ROWS: Mapping[int, str] = {
 }
 """By their numbers in the specification, with what happens to the store."""
 
+FAULTS: Mapping[str, tuple[int, ...]] = {
+    "a": (1, 2, 3, 4, 5, 6, 7, 8, 10, 13, 14, 16, 18, 19),
+    "b": (1, 2, 4, 5, 7, 9),
+    "d": (1, 2, 4, 5, 7, 9, 10, 11, 13),
+    "e": (1, 2, 5, 7, 8, 10, 11, 13, 14, 15),
+    "fault_f": (2, 3, 4, 10, 12, 13, 14),
+}
+"""Of hand-offs, of tokens, of routing, of answers, of operation."""
+
 
 @dataclass(frozen=True, slots=True)
 class RowTest:
@@ -54,6 +65,17 @@ def row_tests(sources: Iterable[Source]) -> list[RowTest]:
     return [found for source in sources for found in _of_file(source)]
 
 
+def faults_tested(sources: Iterable[Source]) -> set[str]:
+    """Those that a test is named after, as `a1` and `fault_f2`."""
+    names = (node.name for source in sources for node in source.nodes if _is_function(node))
+    groups = (re.match(r"test((?:_(?:fault_f|[abde])\d+)+)_", name) for name in names)
+    return {fault[1:] for group in groups if group for fault in re.findall(r"_(?:fault_f|[abde])\d+", group[1])}
+
+
+def _is_function(node: ast.AST) -> TypeGuard[ast.FunctionDef | ast.AsyncFunctionDef]:
+    return isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+
+
 def _of_file(source: Source) -> Iterator[RowTest]:
     whole_file_is_slow = any(
         isinstance(node, ast.Assign)
@@ -62,7 +84,7 @@ def _of_file(source: Source) -> Iterator[RowTest]:
         for node in source.nodes
     )
     for node in source.nodes:
-        if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+        if not _is_function(node):
             continue
         named = re.match(r"test((?:_f\d+)+)_(.+)", node.name)
         if named is not None:

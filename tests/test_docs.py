@@ -14,7 +14,7 @@ import yaml
 from tests.deploy.rendering import EXAMPLES, cluster_yaml, pod_templates, render
 from tests.docs_blocks import COMMAND, PAGES, Block, all_blocks, blocks, run_by_tests, wrong_in
 from tests.docs_tables import DeclaredMetric, declared_metrics, tables, with_table
-from tests.failure_rows import ROWS, row_tests
+from tests.failure_rows import FAULTS, ROWS, faults_tested, row_tests
 from tests.house_rules import PRODUCT_FOLDERS, ROOT, Source, read_sources
 from whalepod import __version__
 from whalepod.cli.main import COMMANDS, load_command
@@ -28,6 +28,11 @@ def test_the_page_lists_what_the_code_declares(path: Path) -> None:
 
 def test_every_row_of_the_failure_table_has_a_test_that_is_named_after_it() -> None:
     assert {test.row for test in row_tests(read_sources(folders=("tests",)))} == set(ROWS)
+
+
+def test_every_fault_that_users_of_other_systems_met_has_a_test_that_is_named_after_it() -> None:
+    faults = {f"{letter}{number}" for letter, numbers in FAULTS.items() for number in numbers}
+    assert faults - faults_tested(read_sources(folders=("tests",))) == set()
 
 
 def test_every_metric_that_the_code_names_is_on_the_page() -> None:

@@ -107,7 +107,7 @@ async def answers(cluster: ServedCluster, *, victim: int | None, how: signal.Sig
 
 
 @pytest.mark.parametrize(("victim", "how"), [(0, signal.SIGKILL), (1, signal.SIGTERM)])
-def test_e13_f4_streams_go_on_elsewhere_with_the_same_text(
+def test_e13_fault_f4_streams_go_on_elsewhere_with_the_same_text(
     spared: ServedCluster, victim: int, how: signal.Signals
 ) -> None:
     """E10, E15 and F3 with it: nothing looks finished early, seeds hold, and a rank that is told to stop hands over.

@@ -113,7 +113,7 @@ def test_ranks_get_as_much_time_as_whoever_started_them(cluster: ServedCluster) 
     assert [psutil.Process(cluster.pid_on_port(port)).nice() for port in ports] == [niceness] * 2
 
 
-def test_requests_go_on_without_the_ray_head(cluster: ServedCluster) -> None:
+def test_fault_f13_requests_go_on_without_the_ray_head(cluster: ServedCluster) -> None:
     wait_until_whole(cluster)
     truth = text_of(ask(cluster, LONG_PROMPT, cache_salt=mint_request_id().hex()))
     (head,) = (process for process in cluster.descendants() if process.name() == "gcs_server")

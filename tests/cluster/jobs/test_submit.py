@@ -9,10 +9,12 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import httpx
+import psutil
 import pytest
 
 from tests.cluster.conftest import free_port
@@ -36,11 +38,18 @@ WAIT = threading.Event()  # never set
 @pytest.fixture
 def job_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The address of a head's job server."""
+    with running_head(tmp_path_factory.mktemp("head")) as (address, _):
+        yield address
+
+
+@contextmanager
+def running_head(directory: Path) -> Iterator[tuple[str, psutil.Process]]:
+    """The address of its job server, and its process. It may be killed meanwhile."""
     port, dashboard = free_port(), free_port()
     words = [*RAY, "start", "--head", "--block", "--node-ip-address=127.0.0.1", f"--port={port}", "--num-cpus=2"]
     words += ["--dashboard-host=127.0.0.1", f"--dashboard-port={dashboard}", "--object-store-memory=83886080"]
     words += [f"--ray-client-server-port={free_port()}", f"--dashboard-agent-listen-port={free_port()}"]
-    log = (tmp_path_factory.mktemp("head") / "log").open("w")
+    log = (directory / "log").open("w")
     head = subprocess.Popen(words, env=ENVIRONMENT, stdout=log, stderr=log, start_new_session=True)
     address = f"http://127.0.0.1:{dashboard}"
     try:
@@ -48,7 +57,7 @@ def job_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         while not _answers(address):
             assert not deadline.expired
             assert head.poll() is None
-        yield address
+        yield address, psutil.Process(head.pid)
     finally:
         head.send_signal(signal.SIGTERM)
         try:
@@ -111,6 +120,44 @@ def test_fault_f14_a_job_outlives_its_submitter_and_the_exit_code_comes_from_its
         server.shutdown()
     assert (job["status"], job["driver_exit_code"]) == ("SUCCEEDED", 0)
     assert len(lines_of(tmp_path / "out.jsonl")) == 8
+
+
+def test_fault_f12_a_job_ends_with_its_head_and_goes_on_where_it_was_under_the_next(tmp_path: Path) -> None:
+    with EchoServer() as server, running_head(tmp_path) as (address, head):
+        server.open_for = 5
+        server.gate.clear()
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        write_input(tmp_path / "in.jsonl", 12)
+        output = tmp_path / "out.jsonl"
+        words = ["--input", str(tmp_path / "in.jsonl"), "--output", str(output), "--url", server.url]
+        command = [*RAY, "job", "submit", "--address", address, "--submission-id", "first", "--working-dir", str(ROOT)]
+        command += ["--", sys.executable, "-m", "whalepod.cluster.jobs.batch", *words]
+        submitter = subprocess.Popen(command, env=ENVIRONMENT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        deadline = Deadline.after(90)
+        while (sum(server.asked.values()) < 7 or output.read_bytes().count(b"\n") < 5) and not deadline.expired:
+            WAIT.wait(0.1)  # five are answered, two are on their way
+        for process in (*head.children(recursive=True), head):
+            with suppress(psutil.NoSuchProcess):
+                process.kill()
+        assert submitter.wait(60) != 0, "a job without a head looks done"
+        while _drivers(output) and not deadline.expired:
+            WAIT.wait(0.1)
+        assert _drivers(output) == [], "a job without a head goes on"
+        before = lines_of(output)
+        server.gate.set()
+        with running_head(tmp_path) as (again, _):
+            assert httpx.get(f"{again}/api/jobs/first", timeout=10, trust_env=False).status_code == 404
+            second = submit(again, "whalepod.cluster.jobs.batch", *words)
+        server.shutdown()
+    assert second.returncode == 0, second.stdout + second.stderr
+    assert lines_of(output)[: len(before)] == before
+    assert sorted(line["custom_id"] for line in lines_of(output)) == sorted(f"r{n}" for n in range(12))
+
+
+def _drivers(output: Path) -> list[int]:
+    """Of jobs that write there."""
+    processes = psutil.process_iter(["cmdline"])
+    return [process.pid for process in processes if str(output) in (process.info["cmdline"] or ())]
 
 
 def _job(address: str, name: str) -> dict[str, Any]:

@@ -20,7 +20,7 @@ ALIVE = ["/livez", "/live", "/liveness"]
 
 @pytest.mark.parametrize("path", READY)
 @pytest.mark.parametrize("missing", ["decode", "prefill", "both"])
-async def test_f2_an_empty_pool_makes_the_router_not_ready_and_is_named(
+async def test_fault_f2_an_empty_pool_makes_the_router_not_ready_and_is_named(
     model_dir: Path, decode: FakeDecode, prefill: FakePrefill, path: str, missing: str
 ) -> None:
     ranks = {"decode": [prefill], "prefill": [decode], "both": []}[missing]
