@@ -110,7 +110,11 @@ class _Sent:
                 self.broken_at_s = None
         if self.cached_tokens is None:
             self.cached_tokens = item.cached_tokens
-        return item if item.cached_tokens == self.cached_tokens else replace(item, cached_tokens=self.cached_tokens)
+        if item.cached_tokens == self.cached_tokens:
+            return item
+        if isinstance(item, Burst):
+            return item._replace(cached_tokens=self.cached_tokens)
+        return replace(item, cached_tokens=self.cached_tokens)
 
     def note_break(self, error: UnavailableError) -> None:
         """The attempt that served it was lost."""

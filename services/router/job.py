@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from whalepod.cluster.registration import RankInfo
 from whalepod.cluster.tickets import pack_ids, sign_ticket
@@ -70,8 +71,7 @@ class Route:
     attempts: int
 
 
-@dataclass(frozen=True, slots=True)
-class Burst:
+class Burst(NamedTuple):
     """The tokens of one engine step, or of several if their reader was late. `cached_tokens` is R, the prompt tokens
     that came from stored prefix."""
 

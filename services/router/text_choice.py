@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from whalepod.engine.interface import FinishReason, SampledToken
 from whalepod.engine.sampling_params import SamplingParams
@@ -24,8 +25,7 @@ class TextOptions:
     skip_special_tokens: bool = True
 
 
-@dataclass(frozen=True, slots=True)
-class TextDelta:
+class TextDelta(NamedTuple):
     """What one step added. `text` may be empty, or hold text of earlier tokens that had to wait."""
 
     text: str
@@ -101,6 +101,9 @@ def silent_enders(sampling: SamplingParams, *, eos_token_id: int, include_stop: 
 
 def _push(text: Detokenizer, tokens: Sequence[SampledToken], enders: frozenset[int]) -> tuple[str, int]:
     """New text, and how many of the tokens came before or completed a stop string."""
+    if len(tokens) == 1:
+        token_id = tokens[0].id
+        return "" if token_id in enders else text.push((token_id,)), 1
     pieces: list[str] = []
     for index, token in enumerate(tokens):
         if token.id not in enders:
