@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -43,7 +43,7 @@ def job_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 
 @contextmanager
-def running_head(directory: Path) -> Iterator[tuple[str, psutil.Process]]:
+def running_head(directory: Path) -> Generator[tuple[str, psutil.Process]]:
     """The address of its job server, and its process. It may be killed meanwhile."""
     port, dashboard = free_port(), free_port()
     words = [*RAY, "start", "--head", "--block", "--node-ip-address=127.0.0.1", f"--port={port}", "--num-cpus=2"]

@@ -28,6 +28,7 @@ from whalepod.cluster.embedded_redis import EmbeddedRedis, EmbeddedRedisSettings
 from whalepod.cluster.fault_switch import sign_order
 from whalepod.cluster.peer_tls import PeerTls
 from whalepod.cluster.registrar import Registrar
+from whalepod.cluster.registration_store import connect_registry
 from whalepod.core.clock import SYSTEM_CLOCK
 from whalepod.core.errors import ConfigError, UnavailableError
 from whalepod.rpc.fault.v1 import fault_pb2, fault_pb2_grpc
@@ -79,9 +80,9 @@ async def running(config: ClusterConfig) -> AsyncGenerator[httpx.AsyncClient, No
         await task
 
 
-def http_client(config: ClusterConfig) -> httpx.AsyncClient:
+def http_client(config: ClusterConfig, *, timeout_s: float = 20.0) -> httpx.AsyncClient:
     url = f"http://127.0.0.1:{config.router.http_port}"
-    return httpx.AsyncClient(base_url=url, timeout=20.0, trust_env=False, verify=False)
+    return httpx.AsyncClient(base_url=url, timeout=timeout_s, trust_env=False, verify=False)
 
 
 async def until_ready(client: httpx.AsyncClient) -> None:
@@ -147,6 +148,31 @@ async def test_a_router_that_is_there_before_its_ranks_becomes_ready_with_them(c
             await until_ready(client)
 
 
+async def test_whoever_can_connect_meets_a_router_that_knows_its_ranks(config: ClusterConfig) -> None:
+    """Processes that share a port are given clients as soon as they listen."""
+    stop = asyncio.Event()
+    async with registered(config, [FakeDecode(), FakePrefill()]), http_client(config) as client:
+        async with connect_registry(config.redis_url_or_embedded) as registry:
+            await registry.execute_command("CLIENT", "PAUSE", "300")
+        task = asyncio.create_task(run_router(config, stop=stop))
+        try:
+            async with asyncio.timeout(20.0):
+                while (answer := await _first_answer(client)) is None:
+                    await asyncio.sleep(0.005)
+            assert answer.status_code == 200, answer.text
+        finally:
+            stop.set()
+            await task
+
+
+async def _first_answer(client: httpx.AsyncClient) -> httpx.Response | None:
+    """None: nobody listens."""
+    try:
+        return await client.post("/v1/completions", json=body())
+    except httpx.ConnectError:
+        return None
+
+
 async def test_c15_without_a_registry_the_ranks_it_knows_go_on_serving(config: ClusterConfig, model_dir: Path) -> None:
     config = with_own_ports(router_config(model_dir))
     redis = EmbeddedRedis(EmbeddedRedisSettings(port=config.redis_port, memory_bytes=32 << 20))
@@ -178,7 +204,7 @@ async def test_a_cluster_secret_that_differs_keeps_strangers_out(config: Cluster
         assert report["pools"]["decode"]["ranks"] == 0
 
 
-async def test_f3_sigterm_lets_streams_finish_refuses_newcomers_and_exits_with_0(
+async def test_fault_f3_sigterm_lets_streams_finish_refuses_newcomers_and_exits_with_0(
     config: ClusterConfig, tmp_path: Path
 ) -> None:
     decode, prefill = FakeDecode(behaviour=Behaviour(step=asyncio.Event())), FakePrefill()

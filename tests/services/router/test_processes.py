@@ -26,6 +26,9 @@ __all__ = ["config"]
 
 pytestmark = pytest.mark.slow
 
+WAIT_S = 90.0
+"""For processes that are started, answer or end: on a busy machine they wait for a processor while a test counts."""
+
 
 class Processes:
     """A router of two processes that share their ports, and one operators' page each."""
@@ -41,6 +44,8 @@ class Processes:
             "admin_port": admin_port,
             "usage_file": str(directory / "usage.jsonl"),
             "drain_seconds": 60.0,
+            "queue_timeout_seconds": WAIT_S,
+            "request_timeout_seconds": 2 * WAIT_S,
         }
         settings["prefill"]["replicas"] = 0
         self._log = directory / "log"
@@ -57,7 +62,7 @@ class Processes:
         return process
 
     async def until_all_are_ready(self) -> None:
-        async with asyncio.timeout(90):
+        async with asyncio.timeout(WAIT_S):
             while not await self._ready():
                 await asyncio.sleep(0.05)
 
@@ -69,8 +74,9 @@ class Processes:
             return False
 
     async def ask(self) -> None:
-        async with http_client(self.config) as client:
-            assert (await client.post("/v1/completions", json=body())).is_success
+        async with http_client(self.config, timeout_s=WAIT_S) as client:
+            answer = await client.post("/v1/completions", json=body())
+            assert answer.is_success, answer.text
 
     @property
     def log(self) -> str:
@@ -98,7 +104,7 @@ async def test_processes_share_a_port_show_themselves_to_operators_and_drain_tog
 ) -> None:
     """One of them is killed in between: the others serve, and it comes back."""
     decode = FakeDecode()
-    async with registered(processes.config, [decode]), httpx.AsyncClient(trust_env=False) as operator:
+    async with registered(processes.config, [decode]), httpx.AsyncClient(trust_env=False, timeout=WAIT_S) as operator:
         process = await processes.start()
         await processes.until_all_are_ready()
         await asyncio.gather(*(processes.ask() for _ in range(40)))
@@ -107,18 +113,18 @@ async def test_processes_share_a_port_show_themselves_to_operators_and_drain_tog
         assert min(counted) > 0
         victim, _ = psutil.Process(process.pid).children()
         victim.kill()
-        await until(lambda: victim not in psutil.Process(process.pid).children())
+        await until(lambda: victim not in psutil.Process(process.pid).children(), timeout_s=WAIT_S)
         await processes.ask()
         await processes.until_all_are_ready()
         decode.behaviour = Behaviour(step=asyncio.Event())
-        clients = [http_client(processes.config) for _ in range(8)]
+        clients = [http_client(processes.config, timeout_s=WAIT_S) for _ in range(8)]
         reading = [asyncio.create_task(read_stream(client)) for client in clients]
-        await until(lambda: len(decode.live) == 8)
+        await until(lambda: len(decode.live) == 8, timeout_s=WAIT_S)
         process.send_signal(signal.SIGTERM)
         assert decode.behaviour.step is not None
         decode.behaviour.step.set()
         assert [events[-1] for events in await asyncio.gather(*reading)] == ["[DONE]"] * 8
-        async with asyncio.timeout(15.0):
+        async with asyncio.timeout(WAIT_S):
             assert await process.wait() == 0
         await asyncio.gather(*(client.aclose() for client in clients))
         used = [json.loads(line) for line in (tmp_path / "usage.jsonl").read_text().splitlines()]
@@ -133,17 +139,17 @@ async def test_processes_whose_parent_is_killed_finish_and_leave_their_ports_to_
         first = await processes.start()
         await processes.until_all_are_ready()
         orphans = psutil.Process(first.pid).children()
-        kept = [http_client(processes.config) for _ in range(4)]
+        kept = [http_client(processes.config, timeout_s=WAIT_S) for _ in range(4)]
         for client in kept:
             assert (await client.post("/v1/completions", json=body())).is_success
         decode.behaviour = Behaviour(step=asyncio.Event())
-        clients = [http_client(processes.config) for _ in range(8)]
+        clients = [http_client(processes.config, timeout_s=WAIT_S) for _ in range(8)]
         reading = [asyncio.create_task(read_stream(client)) for client in clients]
-        await until(lambda: len(decode.live) == 8)
+        await until(lambda: len(decode.live) == 8, timeout_s=WAIT_S)
         first.kill()
         await first.wait()
         second = await processes.start()
-        await until(lambda: processes.log.count("router is listening") == 4, timeout_s=60.0)
+        await until(lambda: processes.log.count("router is listening") == 4, timeout_s=WAIT_S)
         await processes.until_all_are_ready()
         assert all(orphan.is_running() for orphan in orphans), "their streams go on"
         step, decode.behaviour = decode.behaviour.step, Behaviour()
@@ -154,7 +160,7 @@ async def test_processes_whose_parent_is_killed_finish_and_leave_their_ports_to_
         step.set()
         assert [events[-1] for events in await asyncio.gather(*reading)] == ["[DONE]"] * 8
         await asyncio.gather(*(client.aclose() for client in [*clients, *kept]))
-        await until(lambda: not any(orphan.is_running() for orphan in orphans))
+        await until(lambda: not any(orphan.is_running() for orphan in orphans), timeout_s=WAIT_S)
         second.terminate()
         assert await second.wait() == 0
 

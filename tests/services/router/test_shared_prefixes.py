@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -47,7 +48,7 @@ async def test_cold_requests_compute_their_common_preamble_once(
     everyone = [*prefills, *decodes]
     for rank in everyone:
         rank.server.context_tokens_max = CONTEXT_TOKENS
-    limits = {"max_concurrent_requests": 600, "request_timeout_seconds": 120.0}
+    limits: dict[str, Any] = {"max_concurrent_requests": 600, "request_timeout_seconds": 120.0}
     async with running_router(model_dir, everyone, context_tokens_max=CONTEXT_TOKENS, **limits) as router:
         for prefill in prefills:
             prefill.behaviour.step = asyncio.Event()
