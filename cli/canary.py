@@ -29,6 +29,7 @@ from whalepod.core.errors import UnavailableError
 from whalepod.engine.interface import Fidelity, SampledToken
 from whalepod.engine.sampling_params import SamplingParams
 
+from .chat import ApiKey
 from .cluster_options import with_cluster_config
 from .serve import with_model
 from .status import served_here_unless_named
@@ -66,6 +67,7 @@ def canary(
     images: Annotated[
         bool, typer.Option("--images", help="Compare conversations with images, each asked twice.")
     ] = False,
+    api_key: ApiKey = None,
     metrics_port: Annotated[int, typer.Option(min=1, max=65535, help="With --every: where /metrics is.")] = 9400,
 ) -> None:
     """Compare the cluster that serves here, or a small one of its own, with one process that has no store and drafts
@@ -75,7 +77,7 @@ def canary(
     With --every it goes on until it is told to stop, and tells what it finds in metrics.
     """
     console = Console(highlight=False, soft_wrap=True)
-    plan = CanaryPlan(requests=requests, fidelity=fidelity, warm=warm, seed=seed)
+    plan = CanaryPlan(requests=requests, fidelity=fidelity, warm=warm, seed=seed, api_key=api_key)
     if images and (every is not None or warm):
         raise typer.BadParameter("--images goes with neither --every nor --warm")
     if every is not None:
@@ -135,6 +137,7 @@ async def _run(
                 seed=plan.seed,
                 oracle=_chat_oracle(running, plan.fidelity),
                 say=console.print,
+                api_key=plan.api_key,
             )
         return await run_canary(running, plan, _oracle(running, plan.fidelity), say=console.print)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import struct
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 import grpc
@@ -29,7 +29,7 @@ from .error_codes import error_from_rpc
 from .peer_tls import PeerTls
 from .registration import RankRole
 from .registry import RegistryWatcher
-from .router_channel import open_router_channel
+from .router_channel import key_metadata, open_router_channel
 from .wire import FIDELITIES, sampling_to_proto
 
 AT_A_TIME: Final = 8
@@ -45,6 +45,8 @@ class CanaryPlan:
     fidelity: Fidelity
     warm: bool
     seed: int = 0
+    api_key: str | None = field(default=None, repr=False)
+    """What is shown to the router; None: it wants no key."""
 
 
 async def run_canary(
@@ -55,7 +57,7 @@ async def run_canary(
     cases = plan_cases(shape, count=plan.requests, warm=plan.warm, seed=plan.seed)
     report = CanaryReport(requests=len(cases))
     say(f"asking the cluster: {len(cases)} requests")
-    answers = await _ask_cluster(config, cases, plan.fidelity, report)
+    answers = await _ask_cluster(config, cases, plan, report)
     say("running the control: a hand-off with zeroed windows")
     control = await _run_control(config, shape, plan)
     say("asking the oracle: the same requests, one process, no store")
@@ -111,7 +113,7 @@ def shape_of(config: ClusterConfig) -> Shape:
 
 
 async def _ask_cluster(
-    config: ClusterConfig, cases: Sequence[CanaryCase], fidelity: Fidelity, report: CanaryReport
+    config: ClusterConfig, cases: Sequence[CanaryCase], plan: CanaryPlan, report: CanaryReport
 ) -> dict[int, Answer]:
     """Answers by case index. Failed requests are counted and left out."""
     slots = asyncio.Semaphore(AT_A_TIME)
@@ -124,8 +126,8 @@ async def _ask_cluster(
                 try:
                     if case.primer:
                         primed = SamplingParams(temperature=0.0, max_tokens=1, logprobs=0)
-                        await _generate(channel, case.primer, primed, fidelity, salt)
-                    answers[case.index] = await _generate(channel, case.prompt_ids, case.sampling, fidelity, salt)
+                        await _generate(channel, case.primer, primed, plan, salt)
+                    answers[case.index] = await _generate(channel, case.prompt_ids, case.sampling, plan, salt)
                 except ServingError as error:
                     report.failed += 1
                     report.errors.append(f"request {case.index}: {type(error).__name__}: {error}")
@@ -137,16 +139,18 @@ async def _ask_cluster(
 
 
 async def _generate(
-    channel: grpc.aio.Channel, prompt_ids: Sequence[int], sampling: SamplingParams, fidelity: Fidelity, salt: str
+    channel: grpc.aio.Channel, prompt_ids: Sequence[int], sampling: SamplingParams, plan: CanaryPlan, salt: str
 ) -> Answer:
     request = router_pb2.GenerateRequest(
         token_ids=router_pb2.TokenIds(ids=prompt_ids),
         sampling=sampling_to_proto(sampling),
         cache_salt=salt,
-        fidelity=FIDELITIES[fidelity],
+        fidelity=FIDELITIES[plan.fidelity],
     )
     try:
-        reply = await router_pb2_grpc.RouterServiceStub(channel).Generate(request, timeout=REQUEST_TIMEOUT_S)
+        reply = await router_pb2_grpc.RouterServiceStub(channel).Generate(
+            request, timeout=REQUEST_TIMEOUT_S, metadata=key_metadata(plan.api_key)
+        )
     except grpc.aio.AioRpcError as error:
         raise error_from_rpc(error) from None
     return Answer(

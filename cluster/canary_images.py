@@ -30,7 +30,7 @@ from whalepod.rpc.router.v1 import router_pb2, router_pb2_grpc
 from .canary_report import Answer, CanaryReport, answer_of_tokens, note_difference
 from .config import ClusterConfig
 from .error_codes import error_from_rpc
-from .router_channel import open_router_channel
+from .router_channel import key_metadata, open_router_channel
 
 AT_A_TIME: Final = 4
 REQUEST_TIMEOUT_S: Final = 300.0
@@ -93,6 +93,7 @@ async def run_image_canary(
     seed: int,
     oracle: ChatOracle,
     say: Callable[[str], None],
+    api_key: str | None = None,
 ) -> CanaryReport:
     """Ask the running cluster of `config`, ask the oracle, compare. What is asked again in `fast` is approximate by
     design and is not compared."""
@@ -100,7 +101,7 @@ async def run_image_canary(
     report = CanaryReport(requests=len(cases))
     say(f"asking the cluster: {len(cases)} conversations with images, twice each")
     before = await _handed_off(config)
-    cold, warm = await _ask_cluster(config, cases, fidelity, report)
+    cold, warm = await _ask_cluster(config, cases, fidelity, api_key, report)
     report.handed_off = int(await _handed_off(config) - before)
     say("asking the oracle: the same conversations, one process, no store")
     drawn = await asyncio.to_thread(oracle, [case.messages for case in cases], [case.sampling for case in cases])
@@ -129,7 +130,7 @@ def as_told(truth: Answer, answer: Answer) -> Answer:
 
 
 async def _ask_cluster(
-    config: ClusterConfig, cases: Sequence[ImageCase], fidelity: Fidelity, report: CanaryReport
+    config: ClusterConfig, cases: Sequence[ImageCase], fidelity: Fidelity, api_key: str | None, report: CanaryReport
 ) -> tuple[dict[int, Answer], dict[int, Answer]]:
     """First and second answers, by case index. Failed requests are counted and left out."""
     slots = asyncio.Semaphore(AT_A_TIME)
@@ -139,7 +140,7 @@ async def _ask_cluster(
         async def ask(case: ImageCase, answers: dict[int, Answer]) -> None:
             async with slots:
                 try:
-                    answers[case.index] = await _chat(channel, case, fidelity)
+                    answers[case.index] = await _chat(channel, case, fidelity, api_key)
                 except ServingError as error:
                     report.failed += 1
                     report.errors.append(f"request {case.index}: {type(error).__name__}: {error}")
@@ -149,7 +150,7 @@ async def _ask_cluster(
     return rounds
 
 
-async def _chat(channel: grpc.aio.Channel, case: ImageCase, fidelity: Fidelity) -> Answer:
+async def _chat(channel: grpc.aio.Channel, case: ImageCase, fidelity: Fidelity, api_key: str | None) -> Answer:
     sampling = case.sampling
     body: dict[str, Any] = {
         "messages": case.messages,
@@ -165,7 +166,8 @@ async def _chat(channel: grpc.aio.Channel, case: ImageCase, fidelity: Fidelity) 
     }
     stub: Any = router_pb2_grpc.RouterServiceStub(channel)
     try:
-        reply = await stub.Chat(router_pb2.ChatRequest(body_json=json.dumps(body)), timeout=REQUEST_TIMEOUT_S)
+        request = router_pb2.ChatRequest(body_json=json.dumps(body))
+        reply = await stub.Chat(request, timeout=REQUEST_TIMEOUT_S, metadata=key_metadata(api_key))
     except grpc.aio.AioRpcError as error:
         raise error_from_rpc(error) from None
     answer = json.loads(reply.body_json)

@@ -41,6 +41,11 @@ def open_router_channel(config: ClusterConfig) -> grpc.aio.Channel:
     return grpc.aio.secure_channel(address, credentials, options=options)
 
 
+def key_metadata(api_key: str | None) -> tuple[tuple[str, str], ...]:
+    """What a call shows where clients must have a key (`router.api_keys_file`)."""
+    return () if api_key is None else (("authorization", f"Bearer {api_key}"),)
+
+
 def _name_in(server: ServerTls, own: bytes) -> str:
     """One of the names in its certificate."""
     client = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)

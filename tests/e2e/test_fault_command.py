@@ -17,6 +17,7 @@ import pytest
 from tests.cluster.certificates import Authority
 from tests.cluster.conftest import free_port
 from tests.e2e.served_cluster import ServedCluster, served_cluster
+from whalepod.cluster.api_keys import add_api_key
 from whalepod.cluster.config_sources import load_config
 from whalepod.cluster.serve_lock import serving_record
 from whalepod.core.clock import Deadline
@@ -35,8 +36,19 @@ def staging(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedCluster]
     flags = ("--tls-cert-file", str(own.cert), "--tls-key-file", str(own.key))
     flags += ("--tls-peer-cert-file", str(peer.cert), "--tls-peer-key-file", str(peer.key))
     flags += ("--tls-peer-ca-file", str(peers.pem), "--tls-peer-name", "localhost")
-    flags += ("--vision-replicas", "1", "--vision-port", str(VISION_PORT), "--fault-injection")
+    keys = directory / "keys.yaml"
+    key = add_api_key(keys, name="canary", tenant="canary", scopes=frozenset({"generate"}), expires=None)
+    flags += (
+        "--api-keys-file",
+        str(keys),
+        "--vision-replicas",
+        "1",
+        "--vision-port",
+        str(VISION_PORT),
+        "--fault-injection",
+    )
     with served_cluster(directory, *flags) as cluster:
+        cluster.environment["WHALEPOD_API_KEY"] = key
         yield cluster
 
 
@@ -57,7 +69,8 @@ def config_file(cluster: ServedCluster) -> str:
 def text(cluster: ServedCluster) -> str:
     url = f"https://127.0.0.1:{cluster.config.router.http_port}/v1/completions"
     body = {"prompt": PROMPT, "max_tokens": 8, "temperature": 0, "fidelity": "exact"}
-    answer = httpx.post(url, json=body, verify=False, trust_env=False, timeout=60.0)
+    headers = {"x-api-key": cluster.environment["WHALEPOD_API_KEY"]}
+    answer = httpx.post(url, json=body, headers=headers, verify=False, trust_env=False, timeout=60.0)
     assert answer.status_code == 200, answer.text
     return answer.json()["choices"][0]["text"]
 
@@ -116,6 +129,6 @@ def test_the_kv_service_is_paused_and_killed_and_stores_nothing_to_spoil(staging
         assert service.wait(timeout=30) == -signal.SIGKILL
 
 
-def test_the_canary_goes_through_a_router_that_speaks_tls(staging: ServedCluster) -> None:
+def test_the_canary_goes_through_a_router_that_speaks_tls_and_wants_keys(staging: ServedCluster) -> None:
     whalepod(staging, "canary", "--requests", "4")
     whalepod(staging, "canary", "--images", "--requests", "2")
