@@ -7,7 +7,7 @@
 Triton finds a kernel again only if it was compiled for just such arguments as a launch has: constants, types, which
 pointers and numbers 16 divides. So nobody lists them: the steps themselves say. What steps do not launch (drawing,
 copies of state, messages between ranks) is in `kernels/compiled_kernels.py`. Prints last one JSON object: for each chip
-how many launches differ.
+how many launches differ, and how many kernels it has not the memory for.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import json
 import multiprocessing
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
@@ -27,6 +27,7 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from triton import knobs
+from triton.compiler.compiler import CompiledKernel
 from triton.runtime.driver import driver
 
 from whalepod.kernels.compiled_kernels import ARCHITECTURES, Chip
@@ -48,6 +49,9 @@ RELEASED = Path(__file__).with_name("released_config.json")
 SEQUENCES, CHUNK_ROWS = 64, (512, 500, 128, 77)
 CONTEXTS = (1024, 8192)
 PROCESSORS = {90: 132, 100: 148}
+SHARED_BYTES = 227 << 10
+TENSOR_COLUMNS = 512
+"""Of tensor memory, where there is any."""
 
 
 class _OnGpu(TorchFunctionMode):
@@ -59,25 +63,6 @@ class _OnGpu(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-class _Driver(Chip):
-    """Whose launches do nothing."""
-
-    @property
-    def utils(self) -> Any:  # noqa: ANN401  as Triton's own
-        return self
-
-    def launcher_cls(self, *_: object) -> Any:  # noqa: ANN401
-        return lambda *_: None
-
-    def get_device_properties(self, _: int) -> dict[str, int]:
-        return {"max_shared_mem": 1 << 30}
-
-    def load_binary(self, *_: object) -> tuple[int, ...]:
-        return 1, 1, 0, 0, 1 << 10
-
-    def unload_module(self, _: object) -> None: ...
-
-
 class Launches:
     """Of one process, which must launch nothing else. Kernels are compiled when they are launched for the first time:
     every `of`-th that differs, from the `own`-th on; the others are passed over."""
@@ -85,18 +70,34 @@ class Launches:
     def __init__(self, architecture: int, *, own: int = 0, of: int = 1) -> None:
         self.seen: dict[tuple[str, str], None] = {}
         """Name of each kernel, and for which arguments."""
+        self.too_large: set[str] = set()
+        """Kernels that the chip has not enough memory for: a launch of one fails."""
         self._own, self._of = own, of
         major, minor = divmod(architecture, 10)
         processors = SimpleNamespace(multi_processor_count=PROCESSORS[architecture])
         torch.cuda.get_device_capability = lambda *_: (major, minor)
         torch.cuda.get_device_properties = lambda *_: processors
         knobs.runtime.jit_cache_hook = self._passes_over
-        driver.set_active(_Driver(architecture))  # pyright: ignore[reportArgumentType]  it is asked for no more
+        # Triton has no other place between its compiler and a GPU.
+        CompiledKernel._init_handles = _loader(self.too_large)  # pyright: ignore[reportPrivateUsage, reportAttributeAccessIssue]
+        driver.set_active(Chip(architecture))  # pyright: ignore[reportArgumentType]  it is asked for no more
 
     def _passes_over(self, *, key: str, fn: Any, **_: object) -> bool:  # noqa: ANN401  Triton's
         named = f"{fn.module}.{fn.name}", key
         self.seen.setdefault(named)
         return list(self.seen).index(named) % self._of != self._own
+
+
+def _loader(too_large: set[str]) -> Callable[[CompiledKernel], None]:
+    """What takes the place of bringing a kernel to a GPU: its launches do nothing."""
+
+    def load(self: CompiledKernel) -> None:
+        metadata: Any = self.metadata
+        self._run = lambda *_: None  # pyright: ignore[reportPrivateUsage]
+        if metadata.shared > SHARED_BYTES or (getattr(metadata, "tmem_size", None) or 0) > TENSOR_COLUMNS:
+            too_large.add(metadata.name)
+
+    return load
 
 
 def launch_steps(config: ModelConfig, *, sequences: int = SEQUENCES) -> None:
@@ -162,11 +163,11 @@ def released_config(file: Path = RELEASED) -> ModelConfig:
     return ModelConfig.from_json(values)
 
 
-def compile_share(file: Path, sequences: int, architecture: int, own: int, of: int) -> int:
-    """In a process of its own. How many launches differ."""
+def compile_share(file: Path, sequences: int, architecture: int, own: int, of: int) -> tuple[int, set[str]]:
+    """In a process of its own. How many launches differ, and which kernels of the share the chip cannot launch."""
     launches = Launches(architecture, own=own, of=of)
     launch_steps(released_config(file), sequences=sequences)
-    return len(launches.seen)
+    return len(launches.seen), launches.too_large
 
 
 def main() -> None:
@@ -183,7 +184,11 @@ def main() -> None:
                 pool.submit(compile_share, asked.config, asked.sequences, architecture, own, asked.processes)
                 for own in range(asked.processes)
             ]
-            (figures[f"sm_{architecture}_launches"],) = {share.result() for share in shares}
+            counts, names = zip(*(share.result() for share in shares), strict=True)
+        (figures[f"sm_{architecture}_launches"],) = set(counts)
+        too_large = sorted(set().union(*names))
+        figures[f"sm_{architecture}_too_large"] = len(too_large)
+        sys.stderr.writelines(f"{name}: sm_{architecture} has not the memory to launch it\n" for name in too_large)
     sys.stdout.write(json.dumps(figures) + "\n")
 
 

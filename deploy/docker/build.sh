@@ -3,7 +3,7 @@
 #
 #   build.sh requirements [EXTRA]   what pyproject.toml names, in the versions of constraints.txt
 #   build.sh package                Whalepod itself, and a short way to the model that ships
-#   build.sh kernels                every GPU kernel, compiled into $TRITON_CACHE_DIR
+#   build.sh kernels [ARGUMENT…]    every GPU kernel, compiled into $TRITON_CACHE_DIR; arguments: model/kernel_cache.py
 #   build.sh check                  versions fit together, the command starts, the compiled operators are there
 set -eu
 
@@ -26,7 +26,9 @@ package() {
 }
 
 kernels() {
-    (cd / && "$PREFIX/bin/python" -m whalepod.kernels.compilation && "$PREFIX/bin/python" -m whalepod.model.kernel_cache)
+    cd /
+    "$PREFIX/bin/python" -m whalepod.kernels.compilation
+    "$PREFIX/bin/python" -m whalepod.model.kernel_cache "$@"
 }
 
 check() {
