@@ -29,6 +29,7 @@ from failover_cases.cluster import RunningCluster, running_cluster
 from failover_cases.streams import Asked, Seen, run_all, streams
 
 KILL_AFTER_SHARE = 1 / 3
+VICTIMS = ("decode-0", "decode-1", "prefill-0", "prefill-1", "redis")
 
 
 @dataclass(slots=True)
@@ -46,10 +47,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--streams", type=int, default=50)
     parser.add_argument("--tokens", type=int, default=48)
-    parser.add_argument("--victims", default="decode-0,prefill-0,redis")
+    parser.add_argument("--victims", default="decode-0,prefill-0,redis", help=f"of {', '.join(VICTIMS)}")
     options = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # what was started is ended
     victims: list[str] = options.victims.split(",")
+    if unknown := set(victims).difference(VICTIMS):
+        parser.error(f"--victims: {', '.join(sorted(unknown))}: is none of {', '.join(VICTIMS)}")
     print(f"machine: {platform.machine()}, {os.cpu_count()} cores; whalepod serve, 2 prefill and 2 decode ranks")
     asked = streams(options.streams, tokens=options.tokens)
     with (
