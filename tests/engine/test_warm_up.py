@@ -6,6 +6,8 @@ from __future__ import annotations
 import os
 import pty
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
 import pytest
@@ -159,13 +161,21 @@ class SlowClock:
 
 def test_a_person_sees_how_far_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     ours, theirs = pty.openpty()
-    with os.fdopen(theirs, "w") as terminal:
+    with ThreadPoolExecutor(1) as beside, os.fdopen(theirs, "w") as terminal:
+        shown = beside.submit(_read_all, ours)  # or the bar would wait for somebody to read it
         monkeypatch.setenv("TERM", "xterm")
         monkeypatch.setattr("sys.stderr", terminal)
         rank = EngineRank(tiny_model(), OPTIONS, store=None, on_step=lambda _: None, clock=SlowClock())
         rank.warm_up(Work.GENERATE, (Fidelity.FAST,))
-        terminal.flush()
-        shown = os.read(ours, 1 << 16).decode()
-    os.close(ours)
-    assert "warm-up" in shown
-    assert "4/4 batches" in shown
+        terminal.close()
+    assert "warm-up" in shown.result()
+    assert "4/4 batches" in shown.result()
+
+
+def _read_all(terminal: int) -> str:
+    """Until nobody has its other end."""
+    read = b""
+    with suppress(OSError), os.fdopen(terminal, "rb", buffering=0) as file:
+        while part := file.read(4096):
+            read += part
+    return read.decode()
