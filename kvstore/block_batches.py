@@ -126,10 +126,10 @@ class BlockBatches:
     def put(self, blocks: Sequence[BlockToPut], *, deadline: Deadline) -> int:
         """How many leading blocks the store, or this rank for others, holds. Raises ValueError on a payload of the
         wrong size."""
-        layout = self._writer.layout
+        payload_bytes = self._writer.layout.payload_bytes
         payloads = [flat_pieces(block.payload) for block in blocks]
-        if any(sum(map(len, payload)) != layout.payload_bytes for payload in payloads):
-            raise ValueError(f"a block's payload has {layout.payload_bytes} bytes")
+        if any(sum(map(len, payload)) != payload_bytes for payload in payloads):
+            raise ValueError(f"a block's payload has {payload_bytes} bytes")
         return self._until_gap(
             [block.key for block in blocks],
             lambda wanted: self._put([blocks[i] for i in wanted], [payloads[i] for i in wanted], deadline),

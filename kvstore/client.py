@@ -150,10 +150,10 @@ class KvClient:
         known to take longer than `block_worth_s` for a block is not asked. Raises ValueError on a buffer of another
         size.
         """
-        writer = self._required_writer
+        payload_bytes = self._required_writer.layout.payload_bytes
         views = [flat(buffer) for buffer in buffers]
-        if any(len(view) != writer.layout.payload_bytes or view.readonly for view in views):
-            raise ValueError(f"a block's buffer is writable and has {writer.layout.payload_bytes} bytes")
+        if any(len(view) != payload_bytes or view.readonly for view in views):
+            raise ValueError(f"a block's buffer is writable and has {payload_bytes} bytes")
         pairs = zip(keys, views, strict=True)
         sinks = [BlockSink(key, view, self._headers, exact_only, self._mac) for key, view in pairs]
         peer = self._peer(handed_off_by)

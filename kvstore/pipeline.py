@@ -188,12 +188,12 @@ def read_values(
         foreseen = [] if batch.asking else _foreseen([sinks[item] for item in left])
         arrived = flight.receive(done, foreseen) if foreseen else None
         if arrived is not None:
-            for number in range(arrived.whole):
-                sink, verdict = sinks[left[number]], arrived.verdicts[number]
+            for number, (item, verdict) in enumerate(zip(left, arrived.verdicts, strict=False)):
+                sink = sinks[item]
                 if not verdict or not sink.take(exact=verdict == Verdict.EXACT):
                     _judge(sink, foreseen, arrived, number)
-                answered[left[number]] = True
-            moved += sum(places.head_bytes + len(places.payload) for places in foreseen[: arrived.whole])
+                answered[item] = True
+            moved += sum([places.head_bytes + len(places.payload) for places in foreseen[: arrived.whole]])
             done += arrived.whole
             if arrived.fault is not None:
                 raise arrived.fault

@@ -26,6 +26,7 @@ HEADER_CHECKSUM_AT = 252
 
 _SIZES = struct.Struct("<IIQ")
 _SIZES_STAMPS = struct.Struct("<IIQQQQQ")
+_DEPTH = struct.Struct("<I")
 _CHECKSUM = struct.Struct("<Q")
 _HEADER_CHECKSUM = struct.Struct("<I")
 _NO_CHECKSUM = bytes(_HEADER_CHECKSUM.size)
@@ -45,6 +46,8 @@ class PlainBlockHeaders:
     """All before the identity, by whether a block is exact."""
     _before_identity: bytes = field(init=False)
     _after_owner: bytes = field(init=False)
+    _expected_end: bytes = field(init=False)
+    """All behind the depth, of `expected`."""
     header_bytes: int = field(init=False)
     """Of header and extension."""
 
@@ -68,6 +71,8 @@ class PlainBlockHeaders:
         starts = {exact: self._start + packed + self._before_identity for packed, exact in exact_of.items()}
         object.__setattr__(self, "_starts", starts)
         object.__setattr__(self, "_after_owner", raw[VALID_FROM_AT:HEADER_CHECKSUM_AT])
+        unstamped = _SIZES_STAMPS.pack(0, self.layout.block_tokens, self.layout.payload_bytes, 0, 0, 0, 0)
+        object.__setattr__(self, "_expected_end", unstamped[_DEPTH.size :] + self._after_owner + _NO_CHECKSUM)
 
     def read(self, head: bytes, key: BlockKey, *, value_bytes: int) -> tuple[int, bool] | None:
         """The payload's xxh3-64 checksum and whether the block is exact; None if this is no plain header of `key`'s."""
@@ -86,7 +91,7 @@ class PlainBlockHeaders:
 
     def expected(self, key: BlockKey) -> bytes:
         """256 bytes: the header of `key`'s block with the flag for exact, the checksums, writer, time and owner 0."""
-        return self.draft(key, exact=False, owner=0, writer=0, created_unix_ms=0)
+        return b"".join((self._starts[False], key.hash, key.parent, _DEPTH.pack(key.depth), self._expected_end))
 
     def draft(self, key: BlockKey, *, exact: bool, owner: int, writer: int, created_unix_ms: int) -> bytes:
         """256 bytes, as `encode_header` makes them, with 0 for both checksums."""

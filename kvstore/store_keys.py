@@ -7,14 +7,20 @@ at their borders live together, different runs spread out.
 from __future__ import annotations
 
 import hashlib
-from binascii import hexlify
+from functools import lru_cache
 
 from whalepod.core.block_keys import BlockKey
 from whalepod.core.ids import RequestId
 
 
 def block_store_key(key: BlockKey) -> bytes:
-    return b"b:{%b}:%b" % (hexlify(key.run), key.hash)
+    return _run_prefix(key.run) + key.hash
+
+
+@lru_cache(maxsize=256)
+def _run_prefix(run: bytes) -> bytes:
+    """Of 16 neighbours, who are mostly asked for together."""
+    return b"b:{%b}:" % run.hex().encode()
 
 
 def turn_snapshot_key(key: BlockKey, *, mode: int) -> bytes:
