@@ -83,10 +83,12 @@ class Processes:
         return self._log.read_text()
 
     async def end(self) -> None:
-        for process in self._started:
-            if process.returncode is None:
+        """Of a test that has failed, too: one that was stopped does not see that its parent is gone."""
+        for process in psutil.process_iter(["cmdline"]):
+            if str(self._file) in (process.info["cmdline"] or ()):
                 process.kill()
-            await process.wait()
+        for started in self._started:
+            await started.wait()
 
 
 @pytest.fixture
