@@ -18,6 +18,7 @@ from tests.deploy.image_files import PINNED, context_files, instructions, lint
 from tests.deploy.rendering import chart
 from tests.deploy.started_redis import accepted_by_the_store_check
 from tests.house_rules import PRODUCT_FOLDERS, ROOT
+from tests.model.launches import launched, small_config
 from whalepod import __version__
 from whalepod.cluster.config import DIRECT_PORT_OFFSET, METRICS_PORT_OFFSET, ClusterConfig
 from whalepod.cluster.config_sources import load_config
@@ -185,3 +186,49 @@ def test_the_steps_of_an_image_build_a_program_that_answers(tmp_path: Path) -> N
     model = chart().values["model"]["path"].replace("/opt/whalepod", str(prefix))
     words = run(whalepod, "generate", "Whales are", "--model", model, "--max-tokens", "4", cwd=elsewhere)
     assert words.strip()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+def test_a_rank_finds_the_kernels_that_the_image_for_gpus_has_compiled(tmp_path: Path) -> None:
+    """Its step `kernels`, by a program that is installed without its sources, for a small model of the same heads; the
+    packages that it needs are those of the tests."""
+    sources, prefix = tmp_path / "build", tmp_path / "opt/whalepod"
+    for name in context_files():
+        (sources / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy2(ROOT / name, sources / name, follow_symlinks=False)
+    python, config = str(prefix / "bin/python"), small_config(tmp_path)
+    environment = {"PREFIX": str(prefix), "PATH": "/usr/bin:/bin", "HOME": str(tmp_path)}
+    environment |= {"TRITON_CACHE_DIR": str(prefix / "triton")}
+    environment |= {name: value for name, value in os.environ.items() if name.startswith("PIP_")}
+
+    def run(*words: str) -> str:
+        done = subprocess.run(
+            words, cwd=sources, env=environment, capture_output=True, text=True, check=False, timeout=1000
+        )
+        assert done.returncode == 0, f"{words}: {done.stdout[-2000:]}{done.stderr[-2000:]}"
+        return done.stdout
+
+    run(sys.executable, "-m", "venv", str(prefix))
+    run(python, "-m", "pip", "install", "--constraint", "constraints.txt", "setuptools")
+    run("deploy/docker/build.sh", "package")
+    site = Path(run(python, "-c", "import sysconfig; print(sysconfig.get_paths()['purelib'])").strip())
+    (site / "packages.pth").write_text(str(Path(pytest.__file__).parents[1]), encoding="utf-8")
+    few = ("--config", str(config), "--architecture", "90", "--sequences", "1", "--processes", "1")
+    run("deploy/docker/build.sh", "kernels", *few)
+    shutil.rmtree(sources)
+    # As the chart's pods do it.
+    shutil.copytree(prefix / "triton", tmp_path / "triton")
+    found = launched(config, tmp_path / "triton", architecture=90, python=python)
+    assert len(found["hits"]) == found["count"]
+    assert all(hit for _, hit in found["hits"])
+
+
+def test_the_compiled_kernels_are_copied_to_where_ranks_look_for_them() -> None:
+    settings = [step.text for step in instructions(dockerfile("cuda")) if step.name == "ENV"]
+    built, read = (re.search(r"TRITON_CACHE_DIR=(\S+)", text) for text in settings)
+    assert built is not None
+    assert read is not None
+    pod = (ROOT / "deploy/k8s/whalepod/templates/_pod.tpl").read_text(encoding="utf-8")
+    assert f"[cp, -r, {built[1]}, {Path(read[1]).parent}/]" in pod
+    assert Path(built[1]).name == Path(read[1]).name
