@@ -80,6 +80,7 @@ async def disturbed(cluster: RunningCluster, asked: Sequence[Asked], truth: Sequ
     """The same streams, and a kill in the middle."""
     cluster.wait_until_whole(["prefill-0", "prefill-1", "decode-0", "decode-1", "redis"])
     events_total = sum(len(seen.times_s) for seen in truth)
+    moved_before = cluster.streams_moved()
     events, killed_at = 0, [0.0]
 
     def on_event() -> None:
@@ -89,20 +90,20 @@ async def disturbed(cluster: RunningCluster, asked: Sequence[Asked], truth: Sequ
             killed_at[0] = cluster.signal(victim, signal.SIGKILL)
 
     seen = await run_all(cluster.url, asked, on_event=on_event)
+    moved = cluster.streams_moved() - moved_before
     outcome = Outcome(streams=len(asked))
     typical_s = _percentile([gap for one in truth for gap in _gaps(one)], 50)
     for one, (now, before) in zip(asked, zip(seen, truth, strict=True), strict=True):
         outcome.broken += now.broken
         outcome.different += not now.broken and (now.text, now.finish) != (before.text, before.finish)
         outcome.repeated += len(now.text) > len(before.text)
-        pause_s = now.pause_s(killed_at[0])
-        if pause_s is not None and pause_s > 3 * typical_s:
-            outcome.pauses_s.append(pause_s)
         if now.broken:
             print(f"  broken ({one.kind}): {now.error or 'no end'}")
+    pauses_s = [pause_s for one in seen if (pause_s := one.pause_s(killed_at[0])) is not None]
+    outcome.pauses_s = sorted(pauses_s, reverse=True)[:moved]  # those that were moved paused longest
     print(
         f"kill -9 {victim}: {outcome.streams} streams, {outcome.broken} broken, {outcome.different} different, "
-        f"{len(outcome.pauses_s)} paused, p50 {_ms(outcome.pauses_s, 50):.0f} ms, "
+        f"{len(pauses_s)} in mid stream, {moved} moved, pause p50 {_ms(outcome.pauses_s, 50):.0f} ms, "
         f"p99 {_ms(outcome.pauses_s, 99):.0f} ms (typical gap {typical_s * 1000:.0f} ms)"
     )
     return outcome

@@ -67,6 +67,12 @@ class RunningCluster:
                 return
         raise TimeoutError(f"not whole after {WHOLE_S:.0f} s: {names}")
 
+    def streams_moved(self) -> int:
+        """Streams that lost their decode rank after a token and went on elsewhere, since the router started."""
+        metrics = httpx.get(f"{self.url}/metrics", trust_env=False).text
+        (moved,) = re.findall(r"^whalepod_router_failovers_total (\S+)$", metrics, flags=re.M)
+        return int(float(moved))
+
     def blocks_in_use(self, name: str) -> int:
         """KV blocks that somebody holds on a rank: idle cached ones are free."""
         metrics = httpx.get(
