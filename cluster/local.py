@@ -135,11 +135,14 @@ class LocalCluster:
             # Our own child on our own machine is asked how it is; its certificate is for clients.
             while True:
                 await self.raise_failure()
+                for sentence in await self.on_ray_thread(self.pools.without_places):
+                    self._say(sentence)
                 for rank_id in sorted(set(watcher.ranks) - told):
                     told.add(rank_id)
                     self._say(_describe(watcher.ranks[rank_id]))
                 router_ready = await self._router_is_ready(client, ranks=placed)
                 if router_ready and wanted <= told:
+                    self.pools.note_all_placed()
                     return
                 if deadline.expired:
                     late = sorted(wanted - told) + ([] if router_ready else ["the router"])

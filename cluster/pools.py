@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from itertools import count
 from typing import Any
 
+from whalepod.core.clock import Deadline
 from whalepod.core.ids import RankId
 from whalepod.core.logs import configure_logging
 
@@ -32,6 +33,8 @@ RANK_ENTRY_POINTS: Mapping[str, tuple[str, str]] = {
 """Services are started by name: the cluster knows their commands, not their code."""
 
 RESTART_PAUSE_S = 1.0
+PLACES_DUE_S = 10.0
+"""After so long without a place, somebody is told what is missing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +128,9 @@ class RankPools:
         self._groups: dict[str, Any] = {}
         self._replacing: set[RankId] = set()
         self._started = count(1)
+        self._places_due: Deadline | None = None
+        self._unplaced: list[str] = []
+        """Pools that Ray had no room for when it was last asked."""
 
     @property
     def rank_ids(self) -> list[RankId]:
@@ -141,6 +147,8 @@ class RankPools:
             self._groups[pool] = placement_group([bundle(self._config, pool)] * len(in_pool), strategy=strategy)
             for place in in_pool:
                 self.start_rank(place)
+        self._unplaced = list(self._groups)
+        self._places_due = Deadline.after(PLACES_DUE_S)
 
     def start_rank(self, place: RankPlace, config: ClusterConfig | None = None) -> None:
         """Start a rank that is not there, in its reserved place; one beyond those has none. `config`: what it is told,
@@ -163,6 +171,31 @@ class RankPools:
         ).remote(config.without_secret().model_dump_json(), self._secret, place)
         self._actors[place.rank_id] = actor
         self._serving[place.rank_id] = actor.serve.remote()
+
+    def without_places(self) -> list[str]:
+        """Pools for which Ray still has no room PLACES_DUE_S after `start`, as sentences; looked at once. They go on
+        waiting: a cluster that scales itself may be making room."""
+        import ray  # noqa: PLC0415
+
+        if self._places_due is None or not self._places_due.expired:
+            return []
+        self._places_due = None
+        self._look_for_places()
+        free = ray.available_resources() if self._unplaced else {}
+        sentences: list[str] = []
+        for pool in self._unplaced:
+            wanted = bundle(self._config, pool)
+            replicas = self._config.pool(pool).replicas
+            where = "on one machine" if self._config.ray.one_node else "on any machines"
+            sentences.append(
+                f"{pool} waits for a place in Ray: {replicas} x {_quantities(wanted)} {where}, and not taken there are "
+                f"{_quantities({name: free.get(name, 0.0) for name in wanted})}; add machines, or lower {pool}.replicas"
+            )
+        return sentences
+
+    def note_all_placed(self) -> None:
+        """Every rank was seen to serve: nobody asks Ray's head about places any more."""
+        self._places_due, self._unplaced = None, []
 
     def ask_to_stop(self, rank_id: RankId) -> None:
         """Let a rank drain and end. That is no failure of it."""
@@ -192,11 +225,19 @@ class RankPools:
     def stop(self, *, timeout_s: float) -> None:
         """Ask every rank to drain, and wait for that at most so long. Leaving Ray ends what is left.
 
-        Needs the ranks only: Ray's head may be dead.
+        Needs the ranks only, once they all have a place: Ray's head may be dead.
         """
-        for actor in self._actors.values():
-            actor.stop.remote()
-        _wait(list(self._serving.values()), timeout_s=timeout_s)
+        self._look_for_places()
+        unplaced = {rank_id for rank_id in self._actors if rank_id.rpartition("-")[0] in self._unplaced}
+        for rank_id in self._actors.keys() - unplaced:
+            self._actors[rank_id].stop.remote()
+        _wait([self._serving[rank_id] for rank_id in self._actors.keys() - unplaced], timeout_s=timeout_s)
+
+    def _look_for_places(self) -> None:
+        from ray.util.placement_group import placement_group_table  # noqa: PLC0415
+
+        groups = self._groups
+        self._unplaced = [pool for pool in self._unplaced if placement_group_table(groups[pool])["state"] == "PENDING"]
 
 
 def bundle(config: ClusterConfig, pool: str) -> dict[str, float]:
@@ -217,6 +258,10 @@ def on_this_node(config: ClusterConfig) -> ClusterConfig:
     import ray.util  # noqa: PLC0415
 
     return config.model_copy(update={"advertise_host": ray.util.get_node_ip_address()})
+
+
+def _quantities(resources: Mapping[str, float]) -> str:
+    return ", ".join(f"{amount:g} {name}" for name, amount in resources.items())
 
 
 def _wait(references: list[Any], *, timeout_s: float) -> tuple[list[Any], list[Any]]:

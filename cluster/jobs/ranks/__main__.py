@@ -56,6 +56,8 @@ async def _serve(config: ClusterConfig, console: Console) -> None:
                 failures = await loop.run_in_executor(ray_thread, pools.failures)
                 for rank_id, reason in failures.items():
                     raise UnavailableError(f"{rank_id} did not start: {reason}")
+                for sentence in await loop.run_in_executor(ray_thread, pools.without_places):
+                    console.print(sentence)
                 await asyncio.sleep(LOOK_S)
         except asyncio.CancelledError:
             console.print("stopping")

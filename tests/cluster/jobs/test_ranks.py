@@ -64,10 +64,8 @@ async def registered(redis_url: str, count: int, job: subprocess.Popen[str]) -> 
         await watcher.stop()
 
 
-def test_ranks_start_in_a_ray_that_is_there_and_leave_when_their_job_is_stopped(
-    ray_address: str, redis_server: EmbeddedRedis
-) -> None:
-    redis_url = f"redis://127.0.0.1:{redis_server.address.port}/0"
+def start_ranks(ray_address: str, redis_url: str, **changes: str) -> tuple[subprocess.Popen[str], dict[str, str]]:
+    """The job and its settings."""
     settings = {
         "redis_url": redis_url,
         "secret": SECRET,
@@ -79,17 +77,42 @@ def test_ranks_start_in_a_ray_that_is_there_and_leave_when_their_job_is_stopped(
         "decode.port": str(free_port()),
         "engine.context_tokens_max": "512",
         "kv.direct": "false",
+        **changes,
     }
     command = [sys.executable, "-m", "whalepod.cluster.jobs.ranks"]
     for key, value in settings.items():
         command += ["--set", f"{key}={value}"]
     job = subprocess.Popen(command, env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    return job, settings
+
+
+def test_ranks_start_in_a_ray_that_is_there_and_leave_when_their_job_is_stopped(
+    ray_address: str, redis_server: EmbeddedRedis
+) -> None:
+    redis_url = f"redis://127.0.0.1:{redis_server.address.port}/0"
+    job, settings = start_ranks(ray_address, redis_url)
     try:
         decode, prefill = asyncio.run(registered(redis_url, 2, job))
         assert decode.address == f"127.0.0.1:{settings['decode.port']}"
         assert prefill.address == f"127.0.0.1:{settings['prefill.port']}"
         job.send_signal(signal.SIGTERM)
         assert asyncio.run(registered(redis_url, 0, job)) == []
+        output, _ = job.communicate(timeout=60)
+        assert job.returncode == 0, output
+    finally:
+        job.kill()
+        job.wait()
+
+
+def test_a_pool_that_ray_has_no_room_for_says_what_is_missing(ray_address: str, redis_server: EmbeddedRedis) -> None:
+    redis_url = f"redis://127.0.0.1:{redis_server.address.port}/0"
+    job, _ = start_ranks(ray_address, redis_url, **{"decode.replicas": "2"})
+    try:
+        assert job.stdout is not None
+        said = next(line for line in job.stdout if "waits for a place" in line)
+        assert said.startswith("decode waits for a place in Ray: 2 x 1 CPU, 1 whalepod_decode on any machines, and not")
+        assert "1 whalepod_decode; add machines, or lower decode.replicas" in said
+        job.send_signal(signal.SIGTERM)
         output, _ = job.communicate(timeout=60)
         assert job.returncode == 0, output
     finally:
