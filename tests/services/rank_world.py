@@ -48,10 +48,11 @@ Key = tuple[RequestId, int]
 
 def world_config(redis_port: int, **sections: dict[str, object]) -> ClusterConfig:
     """Settings of a small cluster on free ports. `sections`: fields of `prefill`, `decode`, …, to override."""
-    config = with_own_ports(
-        ClusterConfig(model=str(CHECKPOINT), secret=SecretStr(SECRET), dspark=DsparkSettings(draft_tokens=5))
-    )
-    values = config.model_dump()
+    config = ClusterConfig(model=str(CHECKPOINT), secret=SecretStr(SECRET), dspark=DsparkSettings(draft_tokens=5))
+    sizes = config.model_dump()
+    for pool in ("prefill", "decode", "vision"):  # each rank has a port
+        sizes[pool]["replicas"] = sections.get(pool, {}).get("replicas", sizes[pool]["replicas"])
+    values = with_own_ports(ClusterConfig.model_validate(sizes)).model_dump()
     for name, fields in sections.items():
         values[name] |= fields
     return ClusterConfig.model_validate({**values, "redis_port": redis_port})
