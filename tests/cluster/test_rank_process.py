@@ -5,13 +5,12 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections.abc import Mapping, Sequence
-from contextlib import AsyncExitStack
 
 import pytest
 from prometheus_client import REGISTRY
 
 from tests.services.rank_world import running_rank, world_config
-from whalepod.cluster.config import METRICS_PORT_OFFSET, ClusterConfig
+from whalepod.cluster.config import METRICS_PORT_OFFSET
 from whalepod.cluster.embedded_redis import EmbeddedRedis
 from whalepod.cluster.rank_process import rank_options
 from whalepod.cluster.rank_server import rank_identity
@@ -102,19 +101,6 @@ async def test_a_rank_on_a_cpu_warms_up_only_if_it_must(
     redis_server: EmbeddedRedis, warm_ups: WarmUps, warm_up: str
 ) -> None:
     async with running_rank(world_config(redis_server.address.port, engine={"warm_up": warm_up}), "decode"):
-        assert warm_ups == []
-
-
-async def test_ranks_of_a_group_never_warm_up(redis_server: EmbeddedRedis, warm_ups: WarmUps) -> None:
-    config = world_config(
-        redis_server.address.port,
-        engine={"warm_up": "on"},
-        prefill={"replicas": 2, "context_parallel": 2},
-        decode={"port": ClusterConfig().decode.port},  # none is started
-    )
-    async with AsyncExitStack() as stack:
-        ranks = (running_rank(config, "prefill", index=index) for index in range(2))
-        await asyncio.gather(*map(stack.enter_async_context, ranks))
         assert warm_ups == []
 
 
