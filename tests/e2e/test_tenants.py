@@ -18,7 +18,7 @@ pytestmark = pytest.mark.slow
 
 REQUESTS = 500
 """Of each arm."""
-OWN_HITS = 60
+OWN_HITS_EVERY = 2
 PROMPT_WORDS = 220
 """So many that computing them takes a time that can be told from a hit's."""
 P_MIN = 0.001
@@ -93,7 +93,7 @@ def test_what_another_tenant_has_asked_shows_neither_in_hits_nor_in_time(cluster
                 seconds, cached = ask(client, prompt, tenant="spy")
                 assert cached == 0, "a hit on what another tenant has stored"
                 times.append(seconds)
-            if number < OWN_HITS:
+            if number % OWN_HITS_EVERY == 0:  # all along: how busy the machine is changes
                 seconds, cached = ask(client, theirs, tenant="owner")
                 assert cached > 0, "one's own prompt is hit"
                 own.append(seconds)
