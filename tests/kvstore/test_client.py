@@ -277,11 +277,11 @@ def test_runs_spread_over_servers_and_losing_one_loses_only_its_own(
 ) -> None:
     servers = [start_server(), start_server()]
     client = open_client(*(server.address for server in servers))
-    chains = [chain(RUN_BLOCKS, salt=bytes([number])) for number in range(12)]
+    chains = [chain(RUN_BLOCKS, salt=bytes([number])) for number in range(24)]
     for keys in chains:
         assert client.put_blocks(to_put(keys), deadline=soon()) == RUN_BLOCKS
     held = [server.call("DBSIZE") for server in servers]
-    assert sum(held) == 12 * RUN_BLOCKS
+    assert sum(held) == 24 * RUN_BLOCKS
     assert all(count and count % RUN_BLOCKS == 0 for count in held)
     servers[0].kill()
     found = sum(client.lookup(keys, deadline=soon()) for keys in chains)
