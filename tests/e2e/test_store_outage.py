@@ -15,7 +15,7 @@ from tests.e2e.served_cluster import ServedCluster
 from whalepod.core.clock import Deadline
 from whalepod.core.ids import mint_nonce
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.alone]
 
 PROMPT = "The whale swam on, and the sea was quiet about it. " * 12
 WINDOW_S = 20.0

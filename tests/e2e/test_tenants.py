@@ -14,7 +14,7 @@ import pytest
 from tests.e2e.served_cluster import ServedCluster, served_cluster
 from whalepod.core.clock import SYSTEM_CLOCK
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.alone]
 
 REQUESTS = 500
 """Of each arm."""
