@@ -11,7 +11,7 @@ ServingError
     UnavailableError        ours, worth trying elsewhere
         CapacityError           full now
         WorkerLostError         a process or link died
-        DrainingError           a process that is about to end takes nothing new
+        DrainingError           a process that is about to end: another one takes its place
     DeadlineError           out of time; retrying would not help this caller
     CancelledError          the client is gone
     StaleAttemptError       a newer attempt owns this request; drop the work quietly
@@ -85,7 +85,8 @@ class WorkerLostError(UnavailableError):
 
 
 class DrainingError(UnavailableError):
-    """A process that is about to end takes nothing new. Nothing has been done, and nothing is lost."""
+    """A process that is about to end takes nothing new, and gives back what it has not finished. Nothing has failed: it
+    is being replaced, or others take over."""
 
 
 class DeadlineError(ServingError):

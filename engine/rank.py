@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from whalepod.core.clock import SYSTEM_CLOCK, Clock
-from whalepod.core.errors import CapacityError, StaleAttemptError, WorkerLostError
+from whalepod.core.errors import CapacityError, DrainingError, StaleAttemptError, UnavailableError, WorkerLostError
 from whalepod.core.ids import RequestId
 from whalepod.core.progress import ProgressReport
 from whalepod.kvstore.store_keys import handoff_snapshot_key
@@ -53,7 +53,8 @@ Key = tuple[RequestId, int]
 
 
 class EngineRank:
-    """Thread-safe. `on_step` is called on the loop's thread, once a step with everything the step produced, in order.
+    """Thread-safe. `on_step` is called on the loop's thread, once a step with everything the step produced, in order;
+    last of all, by `give_back` on its caller's.
 
     It must return quickly and must not raise. `on_failure` is called once if the rank stops by itself (a broken
     invariant): every request has then ended with WorkerLostError, and the process should exit.
@@ -133,14 +134,18 @@ class EngineRank:
         for thread in self._threads:
             thread.start()
 
-    def stop(self, *, timeout_s: float = 10.0) -> None:
-        """End every request with WorkerLostError, then the threads. Idempotent."""
+    def give_back(self) -> None:
+        """End every request with DrainingError: others take them over from what they have left in the store. None is
+        accepted any more. Idempotent; a rank that has failed has ended them otherwise."""
         with self._changed:
-            if not self._running:
-                return
-            self._stopping = True
-            self._changed.notify_all()
-        for thread in self._threads:
+            if self.alive:
+                self._end_all(DrainingError("this rank is stopping"))
+                self._changed.notify_all()
+
+    def stop(self, *, timeout_s: float = 10.0) -> None:
+        """`give_back`, then end the threads. Idempotent."""
+        self.give_back()
+        for thread in self._threads if self._running else ():
             thread.join(timeout_s)
 
     def submit(self, request: EngineRequest) -> None:
@@ -226,10 +231,9 @@ class EngineRank:
         try:
             while self._take_messages():
                 self._do_step()
-            self._end_all("this rank is stopping")
         except BaseException as error:
             log.critical("the engine's loop failed", exc_info=error)
-            self._end_all("this rank has failed")
+            self._end_all(WorkerLostError("this rank has failed"))
             if self._on_failure is not None:
                 self._on_failure(error)
         finally:
@@ -287,11 +291,13 @@ class EngineRank:
             if heard:
                 self._on_step(heard)
 
-    def _end_all(self, reason: str) -> None:
-        lost = WorkerLostError(reason)
+    def _end_all(self, error: UnavailableError) -> None:
+        """Nothing follows, whatever a step that runs has computed meanwhile."""
         with self._changed:
             self._stopping = True
-            self._report([FinishedEvent(*key, FinishReason.ERROR, error=lost) for key in self._unfinished])
+            ended = list(self._unfinished)
+            self._report([FinishedEvent(*key, FinishReason.ERROR, error=error) for key in ended])
+            self._muted.update(ended)
 
 
 @dataclass(slots=True)

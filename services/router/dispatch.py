@@ -2,7 +2,7 @@
 
 A rank that fails costs the client time and never a wrong token: the request goes on elsewhere as a new attempt, fenced
 by its number, that resumes after the tokens the client has. Nothing is repeated: what an old attempt still says is
-dropped. A rank that is full or drains has not failed: when all are full, the request waits.
+dropped. A rank that is full or drains has not failed: when all are full, or are being replaced, the request waits.
 """
 
 from __future__ import annotations
@@ -45,28 +45,39 @@ class DispatchOptions:
     """Further attempts after one that was lost, counted anew whenever tokens have come. A refusal for lack of room, or
     by a rank that drains, is no loss."""
     room_wait_s: float = 30.0
-    """How long a request waits for room on ranks that are full."""
+    """How long a request waits for room on ranks that are full, and for the successors of ranks that drain."""
 
 
 @dataclass(slots=True)
 class _Setbacks:
-    """What has gone wrong for one request so far."""
+    """What has gone wrong for one request since it last had tokens."""
 
-    patience: Deadline
-    """For room on ranks that are full."""
+    deadline: Deadline
+    room_wait_s: float
     avoid: set[RankId] = field(default_factory=set)
     lost: int = 0
     pause_s: float = FULL_PAUSE_S_FIRST
+    successor: bool = False
+    """A rank that was to take it, or had it, drains: another process takes that one's place."""
+    _patience: Deadline | None = None
+
+    @property
+    def patience(self) -> Deadline:
+        """For room, and for successors: from when the first was missed."""
+        if self._patience is None:
+            self._patience = self.deadline.earlier(self.room_wait_s)
+        return self._patience
 
     def note_progress(self) -> None:
         """Tokens came: the attempt was no failure, whatever becomes of it."""
-        self.lost = 0
+        self.lost, self.successor, self._patience = 0, False, None
         self.avoid.clear()
 
     def may_try_again(self, error: UnavailableError, legs: Legs, *, retry_max: int) -> bool:
         """Note that an attempt ended so. Whether another is worth making."""
         self.avoid.add(error.rank_id if isinstance(error, PrefillLostError) else legs.decode.rank_id)
         if isinstance(error, CapacityError | DrainingError):
+            self.successor |= isinstance(error, DrainingError)
             return not self.patience.expired
         self.lost += 1
         return self.lost <= retry_max
@@ -164,13 +175,14 @@ class Dispatcher:
         Raises UnavailableError if no rank can take the request or it was lost once too often, DeadlineError, and what
         the ranks say themselves: RequestError, InternalError.
         """
-        setbacks = _Setbacks(job.deadline.earlier(self._options.room_wait_s))
+        setbacks = _Setbacks(job.deadline, self._options.room_wait_s)
         sent = _Sent(job, self._clock)
         self._placer.begin(job)
         try:
             for number in count(1):
                 try:
-                    rest, legs = await self._placer.place(sent.rest, number, setbacks.avoid)
+                    wait = setbacks.patience if setbacks.successor else None
+                    rest, legs = await self._placer.place(sent.rest, number, setbacks.avoid, wait=wait)
                 except UnavailableError as error:
                     raise sent.broken_by or error from None
                 attempt = start_span("attempt", job.traceparent, attributes={"number": number, **legs.names})

@@ -84,9 +84,12 @@ class Placer:
         """A rank has generated for the job: it holds the conversation's state."""
         self._hot.note(rank, session=job.session, hashes=job.block_hashes)
 
-    async def place(self, job: Job, number: int, avoid: Collection[RankId]) -> tuple[Job, Legs]:
+    async def place(
+        self, job: Job, number: int, avoid: Collection[RankId], *, wait: Deadline | None = None
+    ) -> tuple[Job, Legs]:
         """The job with what is known to be stored of it, and where attempt `number` runs, counted there. Waits for a
-        prefix that is being computed, and for a rank if there is none: after a loss, one may be restarting.
+        prefix that is being computed, and for a rank if there is none: after a loss, one may be restarting. `wait`: for
+        a rank that is known to come, so long.
 
         Raises UnavailableError if no rank can take it.
         """
@@ -95,7 +98,7 @@ class Placer:
             job = await self._shared.looked_up(job)
         elif beside is None and self._rules.policy is Policy.KV and not job.scores_prompt:
             job = await self._shared.settled(job)
-        patience = job.deadline.earlier(self._patience.first_s if number == 1 else self._patience.lost_s)
+        patience = wait or job.deadline.earlier(self._patience.first_s if number == 1 else self._patience.lost_s)
         while True:
             try:
                 placement = self._plan(job, avoid, beside)

@@ -16,6 +16,7 @@ from tests.engine.started_rank import StartedRank, tokens_of
 from whalepod.core.errors import (
     CapacityError,
     ContextLengthError,
+    DrainingError,
     InternalError,
     InvalidFieldError,
     StaleAttemptError,
@@ -161,14 +162,17 @@ def test_a_deadline_is_kept_while_nothing_else_happens() -> None:
         assert world.end(request).reason is FinishReason.ERROR
 
 
-def test_stopping_ends_everything_that_was_accepted() -> None:
+def test_stopping_gives_back_everything_that_was_accepted() -> None:
     world = StartedRank()
     running, waiting = world.submit(20, ENDLESS), world.submit(20, await_handoff=True)
     world.wait(lambda: world.events(running))
+    world.rank.give_back()
+    said = len(world.events(running))
     world.rank.stop()
     world.rank.stop()
+    assert len(world.events(running)) == said, "a step that ran meanwhile is not heard of"
     for request in (running, waiting):
-        assert isinstance(world.end(request).error, WorkerLostError)
+        assert isinstance(world.end(request).error, DrainingError)
     with pytest.raises(WorkerLostError):
         world.submit()
     assert not world.rank.alive

@@ -33,7 +33,6 @@ from whalepod.core.errors import (
     DeadlineError,
     DrainingError,
     StaleAttemptError,
-    WorkerLostError,
 )
 from whalepod.core.ids import RequestId
 from whalepod.engine.interface import FinishReason, TokensEvent
@@ -273,7 +272,7 @@ async def test_a_draining_rank_finishes_its_streams_and_refuses_newcomers(redis_
     await prober.close()
 
 
-async def test_what_drains_too_long_ends_as_lost_and_not_as_finished(redis_port: int) -> None:
+async def test_what_drains_too_long_is_given_back_and_does_not_look_finished(redis_port: int) -> None:
     config = world_config(redis_port, router={"drain_seconds": 0.2})
     async with running_rank(config, "decode") as rank, decode_stream(rank.info.address) as stream:
         key = stream.start(TestRouter(rank.info).ticket(prompt_of(20), replace(GREEDY, max_tokens=3000)))
@@ -281,7 +280,7 @@ async def test_what_drains_too_long_ends_as_lost_and_not_as_finished(redis_port:
         rank.stop.set()
         ended = await stream.end_of(key)
         assert ended.end is not None
-        assert (ended.end.reason, type(ended.end.error)) == (FinishReason.ERROR, WorkerLostError)
+        assert (ended.end.reason, type(ended.end.error)) == (FinishReason.ERROR, DrainingError)
         await rank.task
 
 

@@ -18,7 +18,9 @@ from tests.services.router.router_under_test import (
     stream_of,
     until,
 )
-from whalepod.core.errors import CapacityError, UnavailableError
+from whalepod.core.errors import CapacityError, DrainingError, UnavailableError
+from whalepod.services.router import router_parts
+from whalepod.services.router.placer import Patience
 from whalepod.services.router.router_metrics import FAILOVER_SECONDS, FAILOVERS
 
 LONG = [400 + index % 90 for index in range(100)]
@@ -126,6 +128,25 @@ async def test_the_only_decode_rank_may_restart_in_mid_stream(model_dir: Path, d
         await until(lambda: not decode.server.alive)
         decode.behaviour = Behaviour()
         await decode.server.restart()
+        ids, _ = await asking
+        assert ids == expected_ids(SHORT, 9)
+
+
+async def test_who_is_given_back_by_every_rank_waits_for_their_successors_longer_than_after_a_loss(
+    model_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All ranks of a pool are told to stop at once: no attempt of the few there are is spent on that."""
+    monkeypatch.setattr(router_parts, "Patience", lambda **_: Patience(lost_s=0.0))
+    stopping = DrainingError("this rank is stopping")
+    ranks = [FakeDecode(f"decode-{index}", Behaviour(fail_after_tokens=(2, stopping))) for index in range(2)]
+    async with running_router(model_dir, ranks, prefill_replicas=0, retry_max=0) as router:
+        asking = asyncio.create_task(streamed(router, prompt=SHORT, max_tokens=9))
+        await until(lambda: not router.front.table.decode_ranks())
+        assert all(rank.seen.starts for rank in ranks)
+        for rank in ranks:
+            await rank.server.kill()
+            rank.behaviour = Behaviour()
+        await ranks[0].server.restart()
         ids, _ = await asking
         assert ids == expected_ids(SHORT, 9)
 
