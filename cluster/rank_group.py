@@ -14,7 +14,7 @@ import grpc
 from prometheus_client import REGISTRY
 from prometheus_client.registry import Collector
 
-from whalepod.core.clock import Clock
+from whalepod.core.clock import Clock, Deadline
 from whalepod.core.credentials import ClusterSecret
 from whalepod.core.errors import ConfigError, UnavailableError
 from whalepod.core.ids import Incarnation
@@ -36,6 +36,7 @@ log = logging.getLogger(__name__)
 
 WATCH_S = 1.0
 READY_PATIENCE_S = 300.0
+READY_LOOK_S = 0.05
 STRAGGLER_PASSES_MIN = 100
 """Fewer say nothing: a machine has other things to do now and then."""
 STRAGGLER_SECONDS_MIN = 0.005
@@ -133,8 +134,11 @@ class RankGroup:
         self._membership.attach(self.loop)
         self.loop.start()
         self._watchdog = asyncio.create_task(self._watch_own_steps(self.loop), name="step-watchdog")
-        if not await asyncio.to_thread(self.loop.ready.wait, READY_PATIENCE_S):
-            raise UnavailableError(f"this rank's group did not form within {READY_PATIENCE_S:g} s")
+        patience = Deadline.after(READY_PATIENCE_S, self._clock)
+        while not self.loop.ready.is_set():  # no thread waits: it could not be interrupted
+            if patience.expired:
+                raise UnavailableError(f"this rank's group did not form within {READY_PATIENCE_S:g} s")
+            await asyncio.sleep(READY_LOOK_S)
         self._collector = collector_of(self.loop, ranks_wanted=self._size)
         REGISTRY.register(self._collector)
 

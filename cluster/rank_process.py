@@ -9,7 +9,6 @@ The engine reports on its own thread; `deliver` of the service runs on the event
 from __future__ import annotations
 
 import asyncio
-import gc
 import logging
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -33,11 +32,11 @@ from whalepod.model.config import ModelConfig
 from whalepod.model.tensor_layout import ModelRole
 
 from .config import ClusterConfig
-from .fault_switch import FaultServicer, FaultSwitch
 from .machine_memory import machine_memory
 from .peer_tls import PeerTls
 from .pool_settings import DecodeSettings, PrefillSettings
 from .rank_group import RankGroup, computes_in_group, seat_of
+from .rank_life import live
 from .rank_metrics import LoadCollector, count_events, count_work
 from .rank_server import RankIdentity, RankServer, ServedPart
 from .rank_spans import RankSpans, SpanOptions
@@ -85,26 +84,24 @@ async def run_rank(
     Raises ConfigError or CheckpointError before serving, InternalError if the engine stopped by itself.
     """
     configure_tracing(config.tracing, role=identity.pool, name=identity.rank_id)
-    rank = RankProcess(config, identity, clock=clock)
-    try:
-        await rank.start(make_service)
-        # What is loaded by now stays. Walking through it takes a full collection 0.1 s, in the middle of a stream.
-        gc.collect()
-        gc.freeze()
-        if on_ready is not None:
-            on_ready(rank.describe())
-        await rank.serve_until(stop)
-        await rank.drain(config.router.drain_seconds)
-    finally:
-        await rank.close()
+    rank = RankProcess(config, identity, make_service, clock=clock)
+    await live(rank, stop=stop, drain_s=config.router.drain_seconds, on_ready=on_ready)
 
 
 class RankProcess:
-    """The parts of a running rank, and the order in which they start and stop."""
+    """A LivingRank around an engine."""
 
-    def __init__(self, config: ClusterConfig, identity: RankIdentity, *, clock: Clock) -> None:
+    def __init__(
+        self,
+        config: ClusterConfig,
+        identity: RankIdentity,
+        make_service: Callable[[RankContext], RankService],
+        *,
+        clock: Clock,
+    ) -> None:
         self._config = config
         self._identity = identity
+        self._make_service = make_service
         self._clock = clock
         self._secret = config.cluster_secret()
         self._seat = seat_of(config, pool=identity.pool, index=identity.index)
@@ -112,7 +109,6 @@ class RankProcess:
         self._tls = PeerTls.of(config.tls)
         self._server = RankServer(config, identity, tls=self._tls, clock=clock)
         self._failure: asyncio.Future[BaseException] = self._loop.create_future()
-        self._faults = FaultSwitch(clock=clock) if config.fault_injection else None
         self._model: RankModel | None = None
         self._engine: EngineRank | None = None
         self._spans: RankSpans | None = None
@@ -121,7 +117,7 @@ class RankProcess:
         self._group: RankGroup | None = None
         self._collector: LoadCollector | None = None
 
-    async def start(self, make_service: Callable[[RankContext], RankService]) -> None:
+    async def start(self) -> None:
         """Ports first: a taken port should cost no loading of weights."""
         await self._server.bind()
         if computes_in_group(self._config, pool=self._identity.pool):
@@ -150,10 +146,7 @@ class RankProcess:
             self._clock,
             self._store.direct_address,
         )
-        self._service = make_service(context)
-        if self._faults is not None:
-            rank_id = self._identity.rank_id
-            FaultServicer(rank_id, self._faults, secret=self._secret, clock=self._clock).register(self._server.server)
+        self._service = self._make_service(context)
         engine.start()
         await self._server.listen(self._service, self.describe)
         if self._group is not None:
@@ -179,7 +172,10 @@ class RankProcess:
         await self._server.drain(seconds, broken=self._failure.done)
 
     async def close(self) -> None:
-        """Stop whatever has started. The engine ends what is left with WorkerLostError while the server still talks."""
+        """Stop whatever has started. The engine gives back what is left while the server still talks, and before a
+        group goes on without this rank: a step that breaks for that would end requests as lost."""
+        if self._engine is not None:
+            self._engine.give_back()
         await self._server.leave()
         if self._group is not None:
             await self._group.stop()
@@ -234,7 +230,7 @@ class RankProcess:
             namespace=self._model.namespace,
             layout=self._model.block_layout,
             incarnation=identity.incarnation,
-            faults=self._faults,
+            faults=self._server.faults,
             clock=self._clock,
         )
         self._spans = self._open_spans(self._model)

@@ -25,6 +25,7 @@ from whalepod.core.ids import Incarnation, RankId, mint_incarnation
 from whalepod.engine.interface import Fidelity, RankLoad
 
 from .config import METRICS_PORT_OFFSET, ClusterConfig, join_address
+from .fault_switch import FaultServicer, FaultSwitch
 from .grpc_options import server_options
 from .peer_tls import PeerTls
 from .rank_addresses import rank_port
@@ -112,6 +113,8 @@ class RankServer:
         self._health = health.aio.HealthServicer()  # pyright: ignore[reportAttributeAccessIssue]  # set at import
         self.server = grpc.aio.server(options=server_options())
         """For services beside the rank's own, before `listen`."""
+        self.faults = FaultSwitch(clock=clock) if config.fault_injection else None
+        """What the rank is to suffer, where that may be ordered."""
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self.server)
         self._service: ServedPart | None = None
         self._describe: Callable[[], RankInfo] | None = None
@@ -142,6 +145,9 @@ class RankServer:
         self._service, self._describe = service, describe
         service.register(self.server)
         RankServicer(describe, secret=self._secret).register(self.server)
+        if self.faults is not None:
+            faults = FaultServicer(self._identity.rank_id, self.faults, secret=self._secret, clock=self._clock)
+            faults.register(self.server)
         reflection.enable_server_reflection((service.name, health.SERVICE_NAME, reflection.SERVICE_NAME), self.server)
         await self.server.start()
 

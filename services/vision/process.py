@@ -11,8 +11,8 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 from whalepod.cluster.config import ClusterConfig
-from whalepod.cluster.fault_switch import FaultServicer, FaultSwitch
 from whalepod.cluster.peer_tls import PeerTls
+from whalepod.cluster.rank_life import live
 from whalepod.cluster.rank_server import RankIdentity, RankServer, rank_identity
 from whalepod.cluster.registration import RankInfo, RankRole
 from whalepod.cluster.store_connection import RankStore, connect_rank_store
@@ -39,18 +39,11 @@ async def run_vision_rank(
     identity = rank_identity(config, RankRole.VISION, index)
     configure_tracing(config.tracing, role=identity.pool, name=identity.rank_id)
     rank = VisionProcess(config, identity, clock=SYSTEM_CLOCK)
-    try:
-        await rank.start()
-        if on_ready is not None:
-            on_ready(rank.describe())
-        await stop.wait()
-        await rank.drain(config.router.drain_seconds)
-    finally:
-        await rank.close()
+    await live(rank, stop=stop, drain_s=config.router.drain_seconds, on_ready=on_ready)
 
 
 class VisionProcess:
-    """The parts of a running vision rank, and the order in which they start and stop."""
+    """A LivingRank around an encoder."""
 
     def __init__(self, config: ClusterConfig, identity: RankIdentity, *, clock: Clock) -> None:
         self._config = config
@@ -58,7 +51,6 @@ class VisionProcess:
         self._clock = clock
         self._secret = config.cluster_secret()
         self._server = RankServer(config, identity, tls=PeerTls.of(config.tls), clock=clock)
-        self._faults = FaultSwitch(clock=clock) if config.fault_injection else None
         self._state: StateIdentity | None = None
         self._context_tokens_max = 0
         self._store: RankStore | None = None
@@ -71,11 +63,11 @@ class VisionProcess:
         with ThreadPoolExecutor(max_workers=1) as loader:
             service = await asyncio.get_running_loop().run_in_executor(loader, self._load)
         self._service = service
-        if self._faults is not None:
-            faults = FaultServicer(self._identity.rank_id, self._faults, secret=self._secret, clock=self._clock)
-            faults.register(self._server.server)
         await self._server.listen(service, self.describe)
         await self._server.join()
+
+    async def serve_until(self, stop: asyncio.Event) -> None:
+        await stop.wait()
 
     async def drain(self, seconds: float) -> None:
         """Leave placement, then let calls finish, at most so long."""
@@ -125,7 +117,7 @@ class VisionProcess:
             namespace=state.namespace,
             layout=state.block_layout,
             incarnation=self._identity.incarnation,
-            faults=self._faults,
+            faults=self._server.faults,
             clock=self._clock,
         )
         self._batcher = Batcher(encoder.encode, patches_max=config.vision.batch_patches)

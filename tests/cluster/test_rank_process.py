@@ -5,13 +5,15 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections.abc import Mapping, Sequence
+from contextlib import AsyncExitStack
 
 import pytest
 from prometheus_client import REGISTRY
 
-from tests.services.rank_world import running_rank, world_config
-from whalepod.cluster.config import METRICS_PORT_OFFSET
+from tests.services.rank_world import running_rank, until, world_config
+from whalepod.cluster.config import METRICS_PORT_OFFSET, ClusterConfig
 from whalepod.cluster.embedded_redis import EmbeddedRedis
+from whalepod.cluster.liveness import HealthProber, Liveness
 from whalepod.cluster.rank_process import rank_options
 from whalepod.cluster.rank_server import rank_identity
 from whalepod.cluster.registration import RankRole
@@ -20,6 +22,7 @@ from whalepod.engine.interface import Fidelity, Work
 from whalepod.engine.rank import EngineRank
 from whalepod.model.config import ModelConfig
 from whalepod.model.tiny_checkpoint import shipped_tokenizer, tiny_config_json
+from whalepod.services.prefill.process import run_prefill_rank
 
 
 @pytest.mark.parametrize("offset", [0, METRICS_PORT_OFFSET])
@@ -102,6 +105,37 @@ async def test_a_rank_on_a_cpu_warms_up_only_if_it_must(
 ) -> None:
     async with running_rank(world_config(redis_server.address.port, engine={"warm_up": warm_up}), "decode"):
         assert warm_ups == []
+
+
+def group_config(redis_server: EmbeddedRedis) -> ClusterConfig:
+    """Two prefill ranks that divide prompts, and would warm up if they were alone."""
+    prefill = {"replicas": 2, "context_parallel": 2}
+    return world_config(redis_server.address.port, engine={"warm_up": "on"}, prefill=prefill)
+
+
+async def test_ranks_of_a_group_never_warm_up(redis_server: EmbeddedRedis, warm_ups: WarmUps) -> None:
+    config = group_config(redis_server)
+    async with AsyncExitStack() as stack:
+        ranks = (running_rank(config, "prefill", index=index) for index in range(2))
+        await asyncio.gather(*map(stack.enter_async_context, ranks))
+        assert warm_ups == []
+
+
+async def test_a_rank_that_waits_for_its_group_ends_when_it_is_told_to(redis_server: EmbeddedRedis) -> None:
+    """The other one may have failed to start."""
+    config, stop = group_config(redis_server), asyncio.Event()
+    waiting = asyncio.create_task(run_prefill_rank(config, 0, stop=stop))
+    prober = HealthProber()
+
+    async def listens() -> bool:
+        assert not waiting.done()
+        return await prober.probe(f"127.0.0.1:{config.prefill.port}") is not Liveness.UNREACHABLE
+
+    await until(listens)
+    stop.set()
+    async with asyncio.timeout(30):
+        await waiting
+    await prober.close()
 
 
 async def test_a3_a_rank_with_other_blocks_does_not_join_and_both_are_named(redis_server: EmbeddedRedis) -> None:

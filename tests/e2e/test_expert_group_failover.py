@@ -45,7 +45,8 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def sharing(directory: Path) -> Iterator[ServedCluster]:
     flags = ("--decode-replicas", str(RANKS), "--decode-expert-parallel", "--decode-redundant-experts", str(RANKS))
-    flags += ("--decode-cpus", "0.2", "--prefill-cpus", "0.2", "--drain-seconds", "1")
+    flags += ("--decode-cpus", "0.2", "--prefill-cpus", "0.2", "--drain-seconds", "0")
+    flags += ("--queue-timeout-seconds", "200")  # four ranks that start again at a time may take a while
     with served_cluster(directory, *flags) as cluster:
         yield cluster
 
@@ -71,15 +72,16 @@ async def ask(client: AsyncClient, stream: Stream) -> None:
         stream.attempts = delta.attempts or stream.attempts
 
 
-async def struck(cluster: ServedCluster, process: psutil.Process, number: signal.Signals) -> list[Stream]:
-    """Streams that have ended, of which all had begun when the process was struck."""
+async def struck(cluster: ServedCluster, number: signal.Signals, *processes: psutil.Process) -> list[Stream]:
+    """Streams that have ended, of which all had begun when the processes were struck."""
     streams = drawn_streams()
     async with AsyncClient(f"127.0.0.1:{cluster.config.router.grpc_port}") as client:
         asking = [asyncio.create_task(ask(client, stream)) for stream in streams]
         while any(len(stream.ids) < TOKENS_BEFORE for stream in streams):
             assert not any(task.done() for task in asking)
             await asyncio.sleep(0.02)
-        os.kill(process.pid, number)
+        for process in processes:
+            os.kill(process.pid, number)
         await asyncio.gather(*asking)
     return streams
 
@@ -97,7 +99,7 @@ def test_only_the_streams_of_a_lost_rank_move(
 ) -> None:
     wait_for_group(sharing)
     victim = psutil.Process(sharing.pid_on_port(sharing.config.decode.port + 1))
-    streams = asyncio.run(struck(sharing, victim, number))
+    streams = asyncio.run(struck(sharing, number, victim))
     assert [tuple(stream.ids) for stream in streams] == wanted
     moved = sum(stream.attempts > 1 for stream in streams)
     assert 0 < moved <= STREAMS // RANKS, [stream.attempts for stream in streams]
@@ -109,6 +111,18 @@ def test_only_the_streams_of_a_lost_rank_move(
 def test_no_stream_moves_without_the_ray_head(sharing: ServedCluster, wanted: list[tuple[int, ...]]) -> None:
     wait_for_group(sharing)
     (head,) = (process for process in sharing.descendants() if process.name() == "gcs_server")
-    streams = asyncio.run(struck(sharing, head, signal.SIGKILL))
+    streams = asyncio.run(struck(sharing, signal.SIGKILL, head))
     assert [tuple(stream.ids) for stream in streams] == wanted
     assert [stream.attempts for stream in streams] == [1] * STREAMS
+
+
+def test_streams_wait_for_their_ranks_when_all_are_told_to_stop(
+    sharing: ServedCluster, wanted: list[tuple[int, ...]]
+) -> None:
+    """Ray starts them again, and they are a group only once all are there."""
+    wait_for_group(sharing)
+    port = sharing.config.decode.port
+    ranks = [psutil.Process(sharing.pid_on_port(port + index)) for index in range(RANKS)]
+    streams = asyncio.run(struck(sharing, signal.SIGTERM, *ranks))
+    assert [tuple(stream.ids) for stream in streams] == wanted
+    assert any(stream.attempts > 1 for stream in streams)
