@@ -65,6 +65,9 @@ def screen(now: Snapshot, before: Snapshot | None) -> RenderableType:
         f"  version {now['version']}  store {readiness['store']}  registry {readiness['registry']}  ",
         state,
     )
+    process, processes = now["process"]
+    if processes > 1:
+        head.append(f"  process {process} of {processes}: requests and rates are its own", style="yellow")
     return Group(head, _rates(now, before), _ranks(now))
 
 

@@ -92,11 +92,12 @@ class HttpFront:
         purge: Callable[[str], Awaitable[None]] | None = None,
         sources: DashboardSources | None = None,
         operator_hosts: Collection[str] = (),
+        other_processes: Sequence[str] = (),
     ) -> None:
         """`operators_apart`: what only operators need is in `admin_app` alone. `add_address`: where ranks are found by
         address, takes one more. `purge`: puts what a tenant has stored out of reach. `sources`: what the dashboard
         shows beside this process's own numbers. `operator_hosts`: names by which a browser may have reached it to
-        change something without a key."""
+        change something without a key. `other_processes`: where operators reach those that share its ports."""
         self._front = front
         self._readiness = readiness
         self._authenticator = authenticator
@@ -104,7 +105,7 @@ class HttpFront:
         self._operators_apart = operators_apart
         self._operator_hosts = frozenset(host.lower() for host in operator_hosts)
         self._dashboard = Dashboard(readiness, sources or DashboardSources(), keys_known=authenticator.keys_known)
-        self._workers = Workers(front.table, add_address=add_address)
+        self._workers = Workers(front.table, add_address=add_address, others=other_processes)
         self._purging = Purging(purge or _no_purges, keys_known=authenticator.keys_known)
         self._created = front.clock.unix_ms() // 1000
         self._gauges = RouterGauges(

@@ -115,6 +115,7 @@ class Dashboard:
         return {
             "time_unix_ms": front.clock.unix_ms(),
             "version": __version__,
+            "process": self._sources.process,
             "model": front.model.name,
             "context_tokens_max": front.context_tokens_max,
             "fidelity_default": front.model.fidelity_default.value,

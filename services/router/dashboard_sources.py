@@ -21,21 +21,23 @@ _CREDENTIALS: Final = re.compile(r"//[^/@]*@")
 @dataclass(frozen=True, slots=True)
 class DashboardSources:
     """`store` asks the servers of the store, and waits for them for a moment: by address, None for one that does not
-    answer. `settings`: those that are not the defaults, without secrets."""
+    answer. `settings`: those that are not the defaults, without secrets. `process`: which this is of how many that
+    share the router's ports."""
 
     store: Callable[[], Mapping[str, ServerInfo | None]] = dict
     settings: Mapping[str, str] = field(default_factory=dict[str, str])
+    process: tuple[int, int] = (1, 1)
 
 
-def dashboard_sources(config: ClusterConfig, clock: Clock) -> DashboardSources:
-    """Raises ConfigError."""
+def dashboard_sources(config: ClusterConfig, index: int, clock: Clock) -> DashboardSources:
+    """`index`: which of `router.processes`, from 0. Raises ConfigError."""
     addresses = store_settings(config, secret=None).addresses
 
     def ask() -> Mapping[str, ServerInfo | None]:
         deadline = Deadline.after(STORE_PATIENCE_S, clock)
         return {str(address): server_info(address, deadline=deadline) for address in addresses}
 
-    return DashboardSources(ask, shown_settings(config))
+    return DashboardSources(ask, shown_settings(config), (index + 1, config.router.processes))
 
 
 def shown_settings(config: ClusterConfig) -> dict[str, str]:

@@ -61,7 +61,7 @@ async def run_router(
     name = join_address(config.reachable_host, config.router.http_port)
     configure_tracing(config.tracing, role="router", name=name if index == 0 else f"{name} {index}")
     try:
-        router = RouterProcess(config, clock=clock)
+        router = RouterProcess(config, index, clock=clock)
         await router.serve(listeners, stop=stop, orphaned=orphaned or asyncio.Event(), on_ready=on_ready)
     finally:
         for listener in listeners:
@@ -71,7 +71,8 @@ async def run_router(
 class RouterProcess:
     """The parts of a running router, and the order in which they start and stop."""
 
-    def __init__(self, config: ClusterConfig, *, clock: Clock) -> None:
+    def __init__(self, config: ClusterConfig, index: int, *, clock: Clock) -> None:
+        """`index`: which of `router.processes`."""
         self._config = config
         peer_tls = PeerTls.of(config.tls)
         addresses = (*config.router.prefill, *config.router.decode, *config.router.vision)
@@ -127,8 +128,9 @@ class RouterProcess:
             operators_apart=config.router.admin_port is not None,
             add_address=None if self._static is None else self._static.add,
             purge=self._watcher.purge,
-            sources=dashboard_sources(config, clock),
+            sources=dashboard_sources(config, index, clock),
             operator_hosts=(config.host, config.reachable_host, *config.router.operator_hosts),
+            other_processes=[url for place, url in enumerate(config.operator_urls) if place != index],
         )
         self._http = [http_server(front.app(), tls=tls)]
         if config.router.admin_port is not None:

@@ -2,12 +2,14 @@
 
 GET ─▶ the ranks      DELETE ─▶ a rank gets no new work here, what it has goes on      POST ─▶ it gets some again,
                                                                                      or there is one at an address
+A router is all its processes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
+from urllib.parse import quote
 
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.requests import Request
@@ -19,6 +21,7 @@ from whalepod.core.errors import InvalidFieldError, RequestError, ServingError
 from .body_models import parse_body
 from .http_body import read_json_object
 from .http_errors import error_response, json_response, plain_error_response
+from .other_processes import tell_others
 from .rank_table import RankTable
 
 BODY_BYTES_MAX = 4096
@@ -36,10 +39,14 @@ class WorkerBody(BaseModel):
 class Workers:
     """The endpoints of `/workers`."""
 
-    def __init__(self, table: RankTable, *, add_address: Callable[[str], Awaitable[None]] | None) -> None:
-        """`add_address`: where ranks are found by address. None: they join by registering."""
+    def __init__(
+        self, table: RankTable, *, add_address: Callable[[str], Awaitable[None]] | None, others: Sequence[str] = ()
+    ) -> None:
+        """`add_address`: where ranks are found by address. None: they join by registering. `others`: where operators
+        reach the other processes of this router."""
         self._table = table
         self._add_address = add_address
+        self._others = others
 
     async def get(self, request: Request) -> Response:
         del request
@@ -52,13 +59,13 @@ class Workers:
                 raise RequestError("one of rank and address is needed")
             if body.address is not None:
                 await self._add(body.address)
-                return self._answer()
+            elif (info := self._find(body.rank or "")) is not None:
+                self._table.readmit(info)
+            else:
+                return _unknown(body.rank or "")
+            await tell_others(self._others, request, "/workers", body=body.model_dump(exclude_none=True))
         except ServingError as error:
             return error_response(error)
-        info = self._find(body.rank or "")
-        if info is None:
-            return _unknown(body.rank or "")
-        self._table.readmit(info)
         return self._answer()
 
     async def delete(self, request: Request) -> Response:
@@ -67,6 +74,10 @@ class Workers:
         if info is None:
             return _unknown(name)
         self._table.note_draining(info)
+        try:
+            await tell_others(self._others, request, f"/workers/{quote(name, safe='')}")
+        except ServingError as error:
+            return error_response(error)
         return self._answer()
 
     async def _add(self, address: str) -> None:

@@ -11,6 +11,7 @@ from whalepod.cli.top import screen
 SNAPSHOT: dict[str, Any] = {
     "time_unix_ms": 1000,
     "version": "0.1.0",
+    "process": [1, 1],
     "model": "whale",
     "readiness": {"status": "ready", "reasons": [], "store": "ok", "registry": "ok"},
     "running": 3,
@@ -43,6 +44,8 @@ def test_ranks_and_rates_are_shown() -> None:
     assert "25% of prompt tokens restored" in text
     for part in ("decode-0", "8/16", "5/10", "70%", "serving", "ready"):
         assert part in text
+    assert "process" not in text
+    assert "process 2 of 3" in shown({**SNAPSHOT, "process": [2, 3]}, None)
     lost = {
         **SNAPSHOT,
         "ranks": [],

@@ -145,6 +145,7 @@ async def running_router(
     *,
     connect_store: Callable[[bytes], KvClient] | None = None,
     tls: PeerTls | None = None,
+    other_processes: Sequence[str] = (),
     **settings: Any,
 ) -> AsyncGenerator[RouterUnderTest, None]:
     """The router's app in this event loop; the ranks are started and stopped with it."""
@@ -171,6 +172,7 @@ async def running_router(
             authenticator=authenticator,
             usage_log=usage_log,
             operator_hosts=config.router.operator_hosts,
+            other_processes=other_processes,
         )
         async with serving(front.app()) as port:
             url = f"http://127.0.0.1:{port}"

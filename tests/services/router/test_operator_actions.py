@@ -20,6 +20,7 @@ from tests.services.router.test_process import registered, running, until_ready
 from whalepod.cluster.api_keys import Scope, add_api_key
 from whalepod.cluster.config import ClusterConfig
 from whalepod.cluster.embedded_redis import EmbeddedRedis, EmbeddedRedisSettings
+from whalepod.services.router.other_processes import RELAYED_HEADER
 
 PROMPT = list(range(400, 440))
 
@@ -75,6 +76,32 @@ async def test_a_browser_that_a_strangers_name_led_here_changes_nothing_without_
             assert answer.status_code == status, answer.text
             assert (await router.http.delete("/workers/decode-0", headers=asked)).status_code == status
         assert (await router.http.post("/workers", json={"rank": "decode-0"}, headers={"host": host})).is_success
+
+
+async def test_what_is_changed_at_one_process_of_a_router_is_changed_at_all(model_dir: Path) -> None:
+    async with running_router(model_dir, [FakeDecode(), FakePrefill()]) as other:
+        ranks, url = [FakeDecode(), FakePrefill()], f"http://127.0.0.1:{other.http_port}"
+        async with running_router(model_dir, ranks, other_processes=[url]) as asked:
+
+            def decode_ranks() -> list[int]:
+                return [len(one.front.table.decode_ranks()) for one in (asked, other)]
+
+            assert (await asked.http.delete("/workers/decode-0", headers={RELAYED_HEADER: "1"})).is_success
+            assert decode_ranks() == [0, 1], "what was relayed goes no further"
+            assert (await asked.http.delete("/workers/decode-0")).is_success
+            assert decode_ranks() == [0, 0]
+            assert (await asked.http.post("/workers", json={"rank": "decode-0"})).is_success
+            assert decode_ranks() == [1, 1]
+
+
+async def test_a_process_that_was_not_reached_is_named(model_dir: Path) -> None:
+    with socket.socket() as taken:  # where nobody listens
+        taken.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{taken.getsockname()[1]}"
+        async with running_router(model_dir, [FakeDecode(), FakePrefill()], other_processes=[url]) as router:
+            answer = await router.http.delete("/workers/decode-0")
+            assert (answer.status_code, url in answer.text) == (503, True)
+            assert not router.front.table.decode_ranks(), "here it is done"
 
 
 async def test_a_router_without_keys_purges_for_nobody(router: RouterUnderTest) -> None:

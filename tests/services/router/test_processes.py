@@ -113,6 +113,10 @@ async def test_processes_share_a_port_show_themselves_to_operators_and_drain_tog
         counted = [_requests((await operator.get(f"{page}/metrics")).text) for page in processes.pages]
         assert sum(counted) == 40
         assert min(counted) > 0
+        assert (await operator.delete(f"{processes.pages[0]}/workers/decode-0")).is_success
+        told = [(await operator.get(f"{page}/workers")).json()["workers"] for page in processes.pages]
+        assert [worker["draining"] for (worker,) in told] == [True, True]
+        assert (await operator.post(f"{processes.pages[1]}/workers", json={"rank": "decode-0"})).is_success
         victim, _ = psutil.Process(process.pid).children()
         victim.kill()
         await until(lambda: victim not in psutil.Process(process.pid).children(), timeout_s=WAIT_S)
