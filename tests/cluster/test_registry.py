@@ -5,80 +5,23 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager
 from dataclasses import replace
 from random import Random
 
 import pytest
 import redis.asyncio as aioredis
 
+from tests.cluster.registry_world import DECODE, EXPECTED, PREFILL, SECRET, Probes, forge, registrar, url_of, watching
 from whalepod.cluster.embedded_redis import EmbeddedRedis
 from whalepod.cluster.liveness import Liveness
-from whalepod.cluster.registrar import HEARTBEAT_S, Registrar
-from whalepod.cluster.registration import RankInfo, RankRole, sign_registration
-from whalepod.cluster.registration_store import INDEX_KEY, SILENCE_S, registration_key
-from whalepod.cluster.registry import SILENT_POLLS_MAX, Compatibility, RegistryWatcher
+from whalepod.cluster.registration import sign_registration
+from whalepod.cluster.registration_store import INDEX_KEY, registration_key
+from whalepod.cluster.registry import SILENT_POLLS_MAX, RegistryWatcher
 from whalepod.core.clock import SYSTEM_CLOCK
 from whalepod.core.credentials import ClusterSecret
 from whalepod.core.errors import ConfigError
 from whalepod.core.ids import Incarnation, RankId
 from whalepod.engine.interface import RankLoad
-
-SECRET = ClusterSecret(b"s" * 16)
-DECODE = RankInfo(
-    rank_id=RankId("decode-0"),
-    role=RankRole.DECODE,
-    pool="decode",
-    address="127.0.0.1:8200",
-    incarnation=Incarnation(1),
-    model="whale",
-    namespace=b"n" * 16,
-    layout="B=64",
-    context_tokens_max=4096,
-)
-PREFILL = replace(
-    DECODE, rank_id=RankId("prefill-0"), role=RankRole.PREFILL_FULL, pool="prefill", address="127.0.0.1:8100"
-)
-EXPECTED = Compatibility(model="whale", namespace=b"n" * 16, layout="B=64")
-
-
-class Probes:
-    """What ranks answer when they are asked, by address. SERVING: they are who they were."""
-
-    def __init__(self) -> None:
-        self.answers: dict[str, RankInfo | Liveness] = {}
-
-    async def __call__(self, rank: RankInfo) -> RankInfo | Liveness:
-        answer = self.answers.get(rank.address, Liveness.UNREACHABLE)
-        return rank if answer is Liveness.SERVING else answer
-
-
-def url_of(server: EmbeddedRedis) -> str:
-    return f"redis://127.0.0.1:{server.address.port}/0"
-
-
-def registrar(server: EmbeddedRedis, info: RankInfo, *, heartbeat_s: float = HEARTBEAT_S) -> Registrar:
-    return Registrar(redis_url=url_of(server), secret=SECRET, describe=lambda: info, heartbeat_s=heartbeat_s)
-
-
-@asynccontextmanager
-async def watching(
-    server: EmbeddedRedis, probes: Probes, *, silence_s: float = SILENCE_S
-) -> AsyncGenerator[RegistryWatcher]:
-    watcher = RegistryWatcher(
-        redis_url=url_of(server), secret=SECRET, expected=EXPECTED, probe=probes, silence_s=silence_s
-    )
-    try:
-        yield watcher
-    finally:
-        await watcher.stop()
-
-
-async def forge(server: EmbeddedRedis, name: str, value: bytes) -> None:
-    async with aioredis.Redis.from_url(url_of(server)) as client:
-        await client.set(registration_key(name), value)
-        await client.sadd(INDEX_KEY, name)  # type: ignore[misc]
 
 
 async def test_a_registered_rank_is_seen_with_what_it_said(redis_server: EmbeddedRedis) -> None:

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import grpc
 
-from tests.cluster.test_registry import DECODE, EXPECTED, SECRET, Probes, forge, registrar, url_of, watching
+from tests.cluster.registry_world import DECODE, EXPECTED, SECRET, Probes, forge, registrar, url_of, watching
 from whalepod.cluster.embedded_redis import EmbeddedRedis
 from whalepod.cluster.liveness import Liveness
 from whalepod.cluster.registration import RankInfo, sign_registration
