@@ -1,8 +1,9 @@
-"""Hand-offs that this rank has left in the store, until nobody can want them any more.
+"""Snapshots that this rank has left in the store, until nobody can want them any more.
 
-Who reads one unlinks it. A reader that is killed does not, and their life in the store is the longest there is, so that
-eviction takes them last: so who wrote one unlinks it too, when its request's time is over. Of one that is gone by then,
-that costs one word of a command.
+Who reads a hand-off unlinks it. A reader that is killed does not, and a hand-off's life in the store is the longest
+there is, so that eviction takes it last: so who wrote it unlinks it too, when its request's time is over. What was left
+for a request to go on from elsewhere is unlinked when it must have gone on, or its router has died, too. Of one that is
+gone by then, that costs one word of a command.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ REMEMBERED_MAX = 1 << 16
 """Of more, the caretaker of the servers takes care (`kvstore/caretaker.py`)."""
 
 
-class LeftHandoffs:
+class LeftSnapshots:
     """For one thread, or under its owner's lock."""
 
     def __init__(self, clock: Clock) -> None:

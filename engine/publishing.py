@@ -37,6 +37,8 @@ TURN_LIFE_S = 600.0
 CRASH_LIFE_S = TURN_LIFE_S
 """Of a request whose rank has died it is read at once; one that takes longer for its next is slow anyway."""
 CRASH_KEPT = 2
+TAKEN_OVER_S = 90.0
+"""Who takes a request over from another rank has read what it left by then: routers wait for a rank 60 s by default."""
 HANDOFF_LIFE_S = RETENTION_S_MAX
 """The longest there is, because the store evicts what expires first. The reader unlinks it."""
 
@@ -216,13 +218,19 @@ class Publisher:
             self._transfers.unlink(handoff_snapshot_key(request_id, attempt))
 
     def forget_crash(self, sequence: Sequence, *, after: ServingError | None = None, goes_on: bool = False) -> None:
-        """The request has ended, perhaps with an error: nobody goes on from what it has left, unless another rank may.
-        So it is for one that computes a prompt for another, or awaits that."""
-        goes_on |= isinstance(after, UnavailableError | StaleAttemptError) or sequence.is_prefill or sequence.awaiting
-        if self._transfers is not None and not goes_on:
-            tokens = max(sequence.computed, len(sequence.tokens) - 1)
-            for border in self._crash_borders(sequence, tokens)[:CRASH_KEPT]:
-                self._transfers.unlink(self._crash_key(sequence, border))
+        """The request has ended, perhaps with an error: nobody goes on from what it has left. `goes_on`: another rank
+        may, or nobody, because its router has died. Of one that computes a prompt for another, or awaits that, it is
+        not known."""
+        unknown = isinstance(after, UnavailableError | StaleAttemptError) or sequence.is_prefill or sequence.awaiting
+        if self._transfers is None or unknown:
+            return
+        tokens = max(sequence.computed, len(sequence.tokens) - 1)
+        for border in self._crash_borders(sequence, tokens)[:CRASH_KEPT]:
+            key = self._crash_key(sequence, border)
+            if goes_on:
+                self._transfers.unlink_later(key, Deadline.after(TAKEN_OVER_S, self._clock))
+            else:
+                self._transfers.unlink(key)
 
     def _publish_crash(self, sequence: Sequence) -> None:
         """Every so often, all state of an exact request that draws: who takes over recomputes what follows. A rank may

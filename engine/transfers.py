@@ -27,7 +27,7 @@ from whalepod.kvstore.metrics import WRITES_DROPPED
 from whalepod.kvstore.value_format import SnapshotValue
 
 from .host_copies import Copied
-from .left_handoffs import LeftHandoffs
+from .left_snapshots import LeftSnapshots
 from .options import RankOptions
 from .state_image import StateImage
 from .state_store import (
@@ -162,7 +162,7 @@ class Transfers:
         self._other_writes = _Queue(deque())
         self._seen_blocks: OrderedDict[BlockHash, None] = OrderedDict()
         self._handoffs: dict[Owner, _HandoffProgress] = {}
-        self._left = LeftHandoffs(clock)
+        self._left = LeftSnapshots(clock)
         self._was_full = False
 
     # The loop's side.
@@ -240,6 +240,12 @@ class Transfers:
         with self._changed:
             self._other_writes.remove(lambda write: isinstance(write, SnapshotWrite) and write.key == key)
             self._unlinks.append(key)
+            self._changed.notify_all()
+
+    def unlink_later(self, key: bytes, when: Deadline) -> None:
+        """Remove a snapshot that somebody may still want until then."""
+        with self._changed:
+            self._left.note(key, when)
             self._changed.notify_all()
 
     def close(self) -> None:

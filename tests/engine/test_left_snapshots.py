@@ -1,14 +1,14 @@
 from __future__ import annotations
 
 from whalepod.core.clock import Deadline
-from whalepod.engine import left_handoffs
-from whalepod.engine.left_handoffs import LeftHandoffs
+from whalepod.engine import left_snapshots
+from whalepod.engine.left_snapshots import LeftSnapshots
 from whalepod.kvstore.faulty_transport import VirtualClock
 
 
 def test_what_nobody_can_want_any_more_is_due_once() -> None:
     clock = VirtualClock()
-    left = LeftHandoffs(clock)
+    left = LeftSnapshots(clock)
     assert left.remaining_s() is None
     left.note(b"late", Deadline.after(20, clock))
     left.note(b"soon", Deadline.after(5, clock))
@@ -24,8 +24,8 @@ def test_what_nobody_can_want_any_more_is_due_once() -> None:
 
 def test_its_memory_is_bounded() -> None:
     clock = VirtualClock()
-    left = LeftHandoffs(clock)
-    for number in range(left_handoffs.REMEMBERED_MAX + 5):
+    left = LeftSnapshots(clock)
+    for number in range(left_snapshots.REMEMBERED_MAX + 5):
         left.note(b"%d" % number, Deadline.after(1, clock))
     clock.now_s += 2
-    assert len(left.take_due()) == left_handoffs.REMEMBERED_MAX
+    assert len(left.take_due()) == left_snapshots.REMEMBERED_MAX

@@ -19,6 +19,7 @@ from whalepod.core.errors import (
     WorkerLostError,
 )
 from whalepod.core.ids import RequestId
+from whalepod.engine import publishing
 from whalepod.engine.grammar.spec import GrammarKind, GrammarSpec
 from whalepod.engine.interface import Fidelity, FinishReason, SampledToken, Work
 from whalepod.engine.options import RankOptions
@@ -159,6 +160,17 @@ def test_a_request_that_is_cancelled_leaves_nothing_unless_it_goes_on_elsewhere(
     assert len(store.crashes()) == 2
     world = _running(store, tokens=5, attempt=2, resumed=[token.id for token in whole()[:40]])
     world.engine.cancel(NAME, 2)
+    world.run()
+    assert store.crashes() == []
+
+
+def test_what_was_left_for_another_rank_is_removed_when_it_must_have_gone_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its router may have died: then nobody goes on from it."""
+    monkeypatch.setattr(publishing, "TAKEN_OVER_S", 0.0)
+    store = MemoryStore()
+    world = _running(store, tokens=40)
+    assert store.crashes()
+    world.engine.cancel(NAME, 1, goes_on=True)
     world.run()
     assert store.crashes() == []
 
