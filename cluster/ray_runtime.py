@@ -21,14 +21,18 @@ from whalepod.kvstore.settings import StoreAddress
 from .config import ClusterConfig
 from .worker_signals import INSTALL
 
+MACHINE_ENVIRONMENT: Mapping[str, str] = {
+    "RAY_worker_niceness": "0",  # else ranks get the time that nothing else on the machine wants: 15 below their parent
+    "RAY_DISABLE_FAILURE_SIGNAL_HANDLER": "1",  # else it takes SIGTERM for a crash, and for itself
+    "RAY_gcs_rpc_server_reconnect_timeout_s": "2147483",  # ranks outlive the head
+}
+"""What Ray reads as it starts on a machine. A Ray that others have started (docs/ray.md, the chart) needs it too."""
 RAY_ENVIRONMENT: Mapping[str, str] = {
+    **MACHINE_ENVIRONMENT,
     "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # else it listens on every interface, whatever address it was given
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_DEDUP_LOGS": "0",
     "RAY_COLOR_PREFIX": "0",
-    "RAY_worker_niceness": "0",  # else ranks get the time that nothing else on the machine wants: 15 below their parent
-    "RAY_DISABLE_FAILURE_SIGNAL_HANDLER": "1",  # else it takes SIGTERM for a crash, and for itself
-    "RAY_gcs_rpc_server_reconnect_timeout_s": "2147483",  # ranks outlive the head
 }
 OBJECT_STORE_BYTES = 80 * 2**20
 """The least that Ray takes: nothing of ours goes through its object store."""

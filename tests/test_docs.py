@@ -18,6 +18,7 @@ from tests.failure_rows import FAULTS, ROWS, faults_tested, row_tests
 from tests.house_rules import PRODUCT_FOLDERS, ROOT, Source, read_sources
 from whalepod import __version__
 from whalepod.cli.main import COMMANDS, load_command
+from whalepod.cluster.ray_runtime import MACHINE_ENVIRONMENT
 
 
 @pytest.mark.parametrize("path", tables(), ids=lambda path: path.name)
@@ -70,6 +71,11 @@ def test_a_page_links_only_to_what_is_there(path: Path) -> None:
     for target in re.findall(r"\]\(([^)#\s]+)[^)]*\)", path.read_text(encoding="utf-8")):
         if "://" not in target:
             assert (path.parent / target).exists(), f"{path.name} links to {target}"
+
+
+def test_the_page_about_ray_sets_what_ranks_need_of_it() -> None:
+    (exports, _) = [block.text for block in all_blocks() if block.page.name == "ray.md"]
+    assert [name for name, value in MACHINE_ENVIRONMENT.items() if f" {name}={value}" not in exports] == []
 
 
 def test_commands_that_pages_tell_people_to_run_exist() -> None:

@@ -47,6 +47,16 @@
 {{- end }}
 {{- end -}}
 
+{{/* What Ray reads as it starts in a pod: ranks have the priority of other processes, hear SIGTERM, and outlive the head. */}}
+{{- define "whalepod.rayEnv" -}}
+- name: RAY_worker_niceness
+  value: "0"
+- name: RAY_DISABLE_FAILURE_SIGNAL_HANDLER
+  value: "1"
+- name: RAY_gcs_rpc_server_reconnect_timeout_s
+  value: "2147483"
+{{- end -}}
+
 {{- define "whalepod.volumeMounts" -}}
 - name: config
   mountPath: /etc/whalepod/cluster.yaml
