@@ -109,7 +109,7 @@ def launch_steps(config: ModelConfig, *, sequences: int = SEQUENCES) -> None:
             for spec in tensor_specs(config)
         }
         rounds = FP8_BLOCK32 if config.quantization_config is not None else None
-        network = Network(config, tensors, engram_tables={}, token_map=None, input_format=rounds)
+        network = Network(config, tensors, engram_tables={}, token_map=torch.empty(0), input_format=rounds)
         caches = Caches.allocate(config, blocks=1, slots=1, formats=RELEASE_FORMATS, device="meta")
         for fast in (True, False):
             with whole_batches(fast):
@@ -144,7 +144,13 @@ def _launch(network: Network, caches: Caches, segments: list[Segment]) -> None:
     shape = None if several else shape_of(segments, block_tokens=caches.block_tokens)
     plan = BatchPlan.on_host(segments, network.config, caches, packed=True, shape=shape)
     there = unstage(plan, torch.empty_like(stage(plan, pinned=False), device="meta"))
-    run = network.begin_planned(there, caches, text=None, memories={})
+    rows = len(there.token_ids)
+    memories = {
+        layer.number: layer.engram.projection.weight.new_empty(rows, layer.engram.projection.weight.shape[1])
+        for layer in network.layers
+        if layer.engram is not None
+    }
+    run = network.begin_planned(there, caches, text=None, memories=memories)
     network.logits(network.run(run))
     if network.drafter is not None and len(segments[0].token_ids) == 1:
         anchors = [Anchor(segment.slot, segment.start, segment.token_ids[0], window_start=0) for segment in segments]
@@ -156,10 +162,9 @@ def _any_ids(_: int, logits: Tensor) -> Tensor:
 
 
 def released_config(file: Path = RELEASED) -> ModelConfig:
-    """Without what is not computed by kernels of steps: images, and tables that are read on the host."""
+    """Without images, whose encoder has no kernels of ours."""
     values = json.loads(file.read_text(encoding="utf-8"))
     values.pop("vision_config", None)
-    values["text_config"] |= {"engram_layer_ids": [], "engram_num_embeddings": []}
     return ModelConfig.from_json(values)
 
 
@@ -175,7 +180,7 @@ def main() -> None:
     parser.add_argument("--config", type=Path, default=RELEASED)
     parser.add_argument("--architecture", type=int, choices=ARCHITECTURES, action="append")
     parser.add_argument("--sequences", type=int, default=SEQUENCES, help="that decode together, at most")
-    parser.add_argument("--processes", type=int, default=os.cpu_count())
+    parser.add_argument("--processes", type=int, default=len(os.sched_getaffinity(0)), help="that compile at a time")
     asked = parser.parse_args()
     figures: dict[str, int] = {}
     for architecture in asked.architecture or ARCHITECTURES:

@@ -27,7 +27,7 @@ json.dump(told, sys.stdout)
 
 
 def small_config(directory: Path) -> Path:
-    """Three layers, with sources of global KV of both ratios, and heads as released."""
+    """Three layers, with sources of global KV of both ratios and an n-gram layer, and heads as released."""
     values = json.loads((ROOT / "model/released_config.json").read_text(encoding="utf-8"))
     values["text_config"] |= {
         "num_hidden_layers": 3,
@@ -38,6 +38,8 @@ def small_config(directory: Path) -> Path:
         "num_nextn_predict_layers": 0,
         "dspark_target_layer_ids": [],
     }
+    for name in ("engram_layer_ids", "engram_num_embeddings"):
+        del values["text_config"][name][1:]
     (directory / "config.json").write_text(json.dumps(values), encoding="utf-8")
     return directory / "config.json"
 

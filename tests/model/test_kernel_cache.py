@@ -37,5 +37,5 @@ def test_each_chip_gets_the_kernels_that_are_launched_on_it(tmp_path: Path) -> N
     assert any("gluon" in name for name in hopper)
     assert not any("gluon" in name for name in blackwell)
     assert {name.split(".")[2] for name in hopper} > {
-        "sparse_attention", "packed_index_scores", "top_entries", "experts", "mhc", "rms_norm", "router",
+        "sparse_attention", "packed_index_scores", "top_entries", "experts", "mhc", "rms_norm", "router", "engram_gate",
     }  # fmt: skip
