@@ -8,7 +8,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help venv lock clean corpus train-tiny serve test test-all bench-peers mutants lint format docs proto proto-check chart-test dashboard-test prom-test release-check
+.PHONY: help venv lock clean corpus train-tiny serve test test-all bench-peers mutants lint format docs proto proto-check kernels-compile chart-test dashboard-test prom-test release-check
 
 BIN := .venv/bin
 PYTHON ?=
@@ -58,9 +58,9 @@ fi; \
 "$$python" -m venv --clear .venv
 endef
 
-lock:  ## choose the newest versions that pyproject.toml allows, for Python 3.11 and 3.12 alike
-	$(BIN)/uv pip compile --quiet --universal --python-version 3.11 --all-extras --upgrade --no-annotate \
-		--no-emit-index-url --custom-compile-command "make lock" --output-file constraints.txt pyproject.toml
+lock:  ## make constraints.txt fit pyproject.toml, for Python 3.11 and 3.12 alike; ARGS=--upgrade: with the newest versions
+	$(BIN)/uv pip compile --quiet --universal --python-version 3.11 --all-extras --no-annotate --no-emit-index-url \
+		--custom-compile-command "make lock" --output-file constraints.txt $(ARGS) pyproject.toml
 
 clean:  ## remove what can be made again, the environment too
 	rm -rf .venv .bench-peers build dist .pytest_cache .ruff_cache .hypothesis src/whalepod.egg-info
@@ -123,8 +123,8 @@ dashboard-test: venv  ## the dashboard in a real Chromium beside a cluster (need
 prom-test: venv  ## check alert rules, and let a real Prometheus scrape a cluster (needs Debian's prometheus)
 	@$(BIN)/python -m tests.deploy.live_series
 
-release-check: venv lint chart-test  ## versions, changelog, lock and generated files agree; writes build/sbom.json
-	@$(BIN)/python -m tests.release_check
+release-check: venv  ## every gate of a release; on a commit that is none: ARGS=--dry-run. Writes build/sbom.json
+	@$(BIN)/python -m tests.release_check $(ARGS)
 
 lint: venv proto-check  ## check format, lint, types and generated code
 	$(BIN)/ruff format --check .

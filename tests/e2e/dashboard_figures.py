@@ -1,13 +1,20 @@
-"""`make dashboard-test`: the tests of the dashboard; the last line is one JSON object: checks, failed."""
+"""`make dashboard-test`: the tests of the dashboard; the last line is one JSON object: checks, failed.
+
+Pictures of it are kept where WHALEPOD_ARTEFACTS says, or in `build/dashboard`.
+"""
 
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import sys
+from pathlib import Path
 
 import pytest
 from rich.console import Console
+
+from tests.house_rules import ROOT
 
 
 class Count:
@@ -27,6 +34,8 @@ def main() -> None:
     if shutil.which("chromium") is None:
         console.print("chromium is not installed; on Debian: apt-get install chromium")
         sys.exit(2)
+    pictures = Path(os.environ.setdefault("WHALEPOD_ARTEFACTS", str(ROOT / "build/dashboard")))
+    pictures.mkdir(parents=True, exist_ok=True)
     count = Count()
     files = [
         "tests/e2e/test_dashboard.py",
