@@ -109,7 +109,7 @@ async def test_a_rank_on_a_cpu_warms_up_only_if_it_must(
 
 def group_config(redis_server: EmbeddedRedis) -> ClusterConfig:
     """Two prefill ranks that divide prompts, and would warm up if they were alone."""
-    prefill = {"replicas": 2, "context_parallel": 2}
+    prefill: dict[str, object] = {"replicas": 2, "context_parallel": 2}
     return world_config(redis_server.address.port, engine={"warm_up": "on"}, prefill=prefill)
 
 

@@ -108,14 +108,6 @@ def test_only_the_streams_of_a_lost_rank_move(
         assert not gone.expired, "a hung rank was not ended"
 
 
-def test_no_stream_moves_without_the_ray_head(sharing: ServedCluster, wanted: list[tuple[int, ...]]) -> None:
-    wait_for_group(sharing)
-    (head,) = (process for process in sharing.descendants() if process.name() == "gcs_server")
-    streams = asyncio.run(struck(sharing, signal.SIGKILL, head))
-    assert [tuple(stream.ids) for stream in streams] == wanted
-    assert [stream.attempts for stream in streams] == [1] * STREAMS
-
-
 def test_streams_wait_for_their_ranks_when_all_are_told_to_stop(
     sharing: ServedCluster, wanted: list[tuple[int, ...]]
 ) -> None:
@@ -126,3 +118,12 @@ def test_streams_wait_for_their_ranks_when_all_are_told_to_stop(
     streams = asyncio.run(struck(sharing, signal.SIGTERM, *ranks))
     assert [tuple(stream.ids) for stream in streams] == wanted
     assert any(stream.attempts > 1 for stream in streams)
+
+
+def test_no_stream_moves_without_the_ray_head(sharing: ServedCluster, wanted: list[tuple[int, ...]]) -> None:
+    """The last one: no rank is started again after it."""
+    wait_for_group(sharing)
+    (head,) = (process for process in sharing.descendants() if process.name() == "gcs_server")
+    streams = asyncio.run(struck(sharing, signal.SIGKILL, head))
+    assert [tuple(stream.ids) for stream in streams] == wanted
+    assert [stream.attempts for stream in streams] == [1] * STREAMS
