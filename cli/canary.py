@@ -30,7 +30,7 @@ from whalepod.engine.interface import Fidelity, SampledToken
 from whalepod.engine.sampling_params import SamplingParams
 
 from .chat import ApiKey
-from .cluster_options import with_cluster_config
+from .cluster_options import with_known_cluster
 from .serve import with_model
 from .status import served_here_unless_named
 from .user_dirs import state_dir
@@ -50,7 +50,7 @@ class Role(StrEnum):
     ENCODER = "encoder"
 
 
-@with_cluster_config
+@with_known_cluster
 def canary(
     config: ClusterConfig,
     requests: Annotated[int, typer.Option(min=1, help="Requests to compare.")] = 64,

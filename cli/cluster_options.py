@@ -3,7 +3,8 @@
     @with_cluster_config
     def router(config: ClusterConfig) -> None: ...
 
-Flags keep their text: parsing and refusing is `load_config`'s work, the same for flags, variables and YAML.
+A command that only looks at a cluster takes the same flags, and lists few (`with_known_cluster`). Flags keep their
+text: parsing and refusing is `load_config`'s work, the same for flags, variables and YAML.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import functools
 import inspect
 import logging
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from enum import Enum
 from pathlib import Path
 from typing import Annotated, Any
@@ -28,14 +29,22 @@ log = logging.getLogger("whalepod.cli")
 ROOT_SETTINGS = ("log_level", "log_json")
 """Settings that every command has a flag for already (`cli/main.py`)."""
 
-ConfigFile = Annotated[
-    Path | None,
-    typer.Option("--config", envvar="WHALEPOD_CONFIG", show_default=False, help="YAML file of settings."),
-]
+FINDING = ("model", "redis_url", "redis_port", "secret_file", "router.http_port", "kv.urls", "tls.peer_cert_file")
+"""Settings that say which cluster is meant."""
 
 
 def with_cluster_config(command: Callable[..., None]) -> Callable[..., None]:
     """The command, its parameter `config: ClusterConfig` replaced by `--config FILE` and a flag for each setting."""
+    return _with_settings(command)
+
+
+def with_known_cluster(command: Callable[..., None]) -> Callable[..., None]:
+    """The same, of whose flags `--help` lists those alone that say which cluster is meant."""
+    return _with_settings(command, listed=FINDING)
+
+
+def _with_settings(command: Callable[..., None], *, listed: Collection[str] = ()) -> Callable[..., None]:
+    """`listed`: keys of the settings that `--help` lists; none: all."""
     signature = inspect.signature(command, eval_str=True)
     own = [parameter for name, parameter in signature.parameters.items() if name != "config"]
     offered = [setting for setting in settings() if setting.key not in ROOT_SETTINGS]
@@ -49,8 +58,13 @@ def with_cluster_config(command: Callable[..., None]) -> Callable[..., None]:
     parameters = [
         _parameter("context", typer.Context),
         *(parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in own),
-        _parameter("config_file", ConfigFile, default=None),
-        *(_parameter(_parameter_name(setting), _option(setting), default=None) for setting in offered),
+        _parameter("config_file", _config_file(all_listed=not listed), default=None),
+        *(
+            _parameter(
+                _parameter_name(each), _option(each, hidden=each.key not in (listed or (each.key,))), default=None
+            )
+            for each in offered
+        ),
     ]
     vars(run)["__signature__"] = inspect.Signature(parameters)
     run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
@@ -86,15 +100,24 @@ def _parameter_name(setting: Setting) -> str:
     return "setting_" + setting.name
 
 
-def _option(setting: Setting) -> object:
+def _config_file(*, all_listed: bool) -> object:
+    rest = "" if all_listed else " Each setting is a flag here, too: those that are not listed are in `serve --help`."
+    option = typer.Option(
+        "--config", envvar="WHALEPOD_CONFIG", show_default=False, help=f"YAML file of settings.{rest}"
+    )
+    return Annotated[Path | None, option]
+
+
+def _option(setting: Setting, *, hidden: bool) -> object:
     """The annotation that typer reads. Everything but a switch is text; None: not given."""
-    default = "" if setting.default is None else f"; default: {_text(setting.default)}"
+    default = "" if setting.default in (None, ()) else f"; default: {_text(setting.default)}"
     help_text = f"{setting.description} [{setting.variable}{default}]"
     if setting.is_switch:
         flags = f"{setting.flag}/--no-{setting.flag.removeprefix('--')}"
-        return Annotated[bool | None, typer.Option(flags, show_default=False, help=help_text)]
+        return Annotated[bool | None, typer.Option(flags, show_default=False, help=help_text, hidden=hidden)]
     metavar = setting.name.rsplit("_", 1)[-1].upper()
-    return Annotated[str | None, typer.Option(setting.flag, show_default=False, metavar=metavar, help=help_text)]
+    option = typer.Option(setting.flag, show_default=False, metavar=metavar, help=help_text, hidden=hidden)
+    return Annotated[str | None, option]
 
 
 def _text(value: object) -> str:

@@ -31,7 +31,7 @@ from whalepod.core.errors import CheckpointError, ConfigError
 from whalepod.core.visible_devices import VARIABLE as VISIBLE_DEVICES
 from whalepod.core.visible_devices import visible_devices
 
-from .cluster_options import with_cluster_config
+from .cluster_options import with_known_cluster
 from .user_dirs import state_dir
 
 MIB = 1 << 20
@@ -62,7 +62,7 @@ class Finding:
     fix: str = ""
 
 
-@with_cluster_config
+@with_known_cluster
 def doctor(config: ClusterConfig) -> None:
     """Check this machine for the given settings: Python, packages, Redis, ports, processors, memory, GPUs."""
     findings = [finding for check in CHECKS for finding in check(config)]

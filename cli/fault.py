@@ -24,7 +24,7 @@ from whalepod.core.errors import UnavailableError
 from whalepod.core.ids import RankId
 from whalepod.rpc.fault.v1 import fault_pb2, fault_pb2_grpc
 
-from .cluster_options import with_cluster_config
+from .cluster_options import with_known_cluster
 from .status import served_here_unless_named
 
 TIMEOUT_S = 5.0
@@ -45,7 +45,7 @@ KINDS: dict[Kind, fault_pb2.FaultKind] = {
 }
 
 
-@with_cluster_config
+@with_known_cluster
 def fault(
     config: ClusterConfig,
     kind: Annotated[Kind, typer.Argument(help="kill; pause the process; delay its store; corrupt what it stores")],

@@ -27,7 +27,7 @@ from whalepod.kvstore.store_keys import owner_tag
 from whalepod.kvstore.survey import StoredBlock
 from whalepod.services.kv.process import run_kv_service
 
-from .cluster_options import with_cluster_config
+from .cluster_options import with_cluster_config, with_known_cluster
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
 
@@ -44,7 +44,7 @@ def serve(config: ClusterConfig) -> None:
 
 
 @app.command()
-@with_cluster_config
+@with_known_cluster
 def stat(config: ClusterConfig) -> None:
     """Show what the store holds and how full its servers are."""
     console = _console()
@@ -71,7 +71,7 @@ def stat(config: ClusterConfig) -> None:
 
 
 @app.command(name="ls")
-@with_cluster_config
+@with_known_cluster
 def list_blocks(
     config: ClusterConfig,
     limit: Annotated[int, typer.Option("--limit", min=1, help="Blocks to show at most.")] = 50,
@@ -93,7 +93,7 @@ def list_blocks(
 
 
 @app.command()
-@with_cluster_config
+@with_known_cluster
 def purge(
     config: ClusterConfig,
     tenant: Annotated[str | None, typer.Option("--tenant", help="All that this tenant has stored.")] = None,
@@ -116,7 +116,7 @@ def purge(
 
 
 @app.command()
-@with_cluster_config
+@with_known_cluster
 def check(
     config: ClusterConfig,
     faults: Annotated[bool, typer.Option("--faults", help="Play the failure table, without a server.")] = False,

@@ -17,11 +17,11 @@ from whalepod.cluster.registration import RankInfo
 from whalepod.cluster.registry import RegistryWatcher
 from whalepod.cluster.serve_lock import serving_record
 
-from .cluster_options import with_cluster_config
+from .cluster_options import with_known_cluster
 from .user_dirs import state_dir
 
 
-@with_cluster_config
+@with_known_cluster
 def status(config: ClusterConfig) -> None:
     """Show ranks, their load and their health. Without a secret: the cluster that `whalepod serve` started here."""
     console = Console(highlight=False, soft_wrap=True)

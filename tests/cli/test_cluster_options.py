@@ -8,8 +8,9 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from whalepod.cli.cluster_options import with_cluster_config
+from whalepod.cli.cluster_options import FINDING, with_cluster_config, with_known_cluster
 from whalepod.cluster.config import ClusterConfig
+from whalepod.cluster.config_sources import settings
 from whalepod.core.errors import ConfigError
 
 SEEN: list[tuple[ClusterConfig, int]] = []
@@ -68,3 +69,18 @@ def test_the_log_level_of_the_whole_command_is_a_setting_too() -> None:
 def test_a_bad_value_is_refused_with_the_name_of_its_flag() -> None:
     with pytest.raises(ConfigError, match="--decode-slots"):
         run("--decode-slots", "many")
+
+
+def test_a_command_that_looks_at_a_cluster_lists_few_settings_and_takes_all() -> None:
+    @with_known_cluster
+    def look(config: ClusterConfig) -> None:
+        SEEN.append((config, 0))
+
+    app = typer.Typer()
+    app.command()(look)
+    page = CliRunner().invoke(app, ["--help"], terminal_width=200).output
+    listed = {setting.key for setting in settings() if f"{setting.flag} " in page}
+    assert listed == set(FINDING)
+    assert "serve --help" in page
+    assert CliRunner().invoke(app, ["--decode-slots", "3"], catch_exceptions=False).exit_code == 0
+    assert SEEN[-1][0].decode.slots == 3
