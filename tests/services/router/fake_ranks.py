@@ -98,7 +98,7 @@ class Behaviour:
     stored: bool = True
     """Prefill: whether the store took the state."""
     step: asyncio.Event | None = None
-    """Decode: no step before it is set. Prefill: no reply before."""
+    """Decode: no step, and no refusal, before it is set. Prefill: no reply before."""
     pause_s: float = 0.0
     """Between two steps."""
 
@@ -286,6 +286,8 @@ class FakeDecode(decode_pb2_grpc.DecodeServiceServicer):
     ) -> None:
         try:
             if behaviour.refuse_with is not None:
+                if behaviour.step is not None:
+                    await behaviour.step.wait()
                 _say(out, FinishedEvent(work.request_id, work.attempt, FinishReason.ERROR, behaviour.refuse_with))
                 return
             handoff = await ready.get() if work.await_handoff else None

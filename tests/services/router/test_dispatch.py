@@ -140,8 +140,12 @@ async def test_a19_a_decode_leg_that_fails_ends_the_prefill_leg(
     router: RouterUnderTest, decode: FakeDecode, prefill: FakePrefill
 ) -> None:
     prefill.behaviour.hang = True
-    decode.behaviour.refuse_with = InternalError("a bug")
-    assert (await failure_of(router, LONG))[0] == 500
+    decode.behaviour = Behaviour(refuse_with=InternalError("a bug"), step=asyncio.Event())
+    asking = asyncio.create_task(failure_of(router, LONG))
+    await until(lambda: prefill.running)
+    assert decode.behaviour.step is not None
+    decode.behaviour.step.set()
+    assert (await asking)[0] == 500
     await until(lambda: prefill.cancelled, timeout_s=1.0)
     await check_nothing_is_left(router, decode, prefill)
 
