@@ -274,8 +274,7 @@ def _experts() -> Iterator[Kernel]:
             "experts",
             "swiglu_kernel",
             EXPERTS_SIGNATURE | {"out": "*bf16"},
-            {"BLOCK": 256, "ROUND": True},
-            {"num_warps": 1},
+            {"ROWS": 4, "COLUMNS": 256, "ROUND": True},
         ),
         *(
             Kernel(

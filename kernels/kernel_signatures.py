@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-ALIGNED = frozenset({"width", "columns", "vocab", "vectors", "stride", "chosen_stride", "bias_stride"})
+ALIGNED = frozenset({"width", "columns", "vocab", "stride", "chosen_stride", "bias_stride"})
 """Whole numbers that 16 divides in every launch for the released model."""
 SMALL = frozenset({"choices", "iterations", "word_stride"})
 """Whole numbers that it never divides there. All others may be either."""
@@ -83,7 +83,7 @@ WINDOW_SIGNATURE = {
     "pool": "*u8",
     "eps": "fp32",
 }
-QUERIES_SIGNATURE = {"queries": "*bf16", "cos": "*fp32", "sin": "*fp32", "out": "*bf16", "vectors": "i32"}
+QUERIES_SIGNATURE = {"queries": "*bf16", "cos": "*fp32", "sin": "*fp32", "out": "*bf16"}
 ENTRIES_SIGNATURE = {
     "raw": "*fp32",
     "ring": "*fp32",
@@ -133,6 +133,7 @@ EXPERTS_SIGNATURE = {
     "parts": "*fp32",
     "out": "*fp32",
     "limit": "fp32",
+    "rows": "i32",
     "columns": "i32",
     "choices": "i32",
     "width": "i32",
@@ -179,7 +180,6 @@ ROWS_SIGNATURE = {
     "scales": "*u8",
     "cos": "*fp32",
     "sin": "*fp32",
-    "vectors": "i32",
     "eps": "fp32",
     "streams": "*bf16",
     "projected": "*bf16",

@@ -24,14 +24,35 @@ def rounded(x, dtype):
 
 
 @triton.jit
+def _nearest(x, EXPONENT_MIN: tl.constexpr, BITS: tl.constexpr):
+    """float32 -> the nearest number of BITS bits behind the first, ties to even; numbers whose exponent byte is below
+    EXPONENT_MIN have no more places than those that have it."""
+    bits = x.to(tl.int32, bitcast=True)
+    binade = tl.maximum(bits & 0x7F800000, EXPONENT_MIN << 23).to(tl.float32, bitcast=True)
+    # As far up as this, float32 has just these places left: the sum is rounded to them.
+    far = binade * (1.5 * 2.0 ** (23 - BITS))
+    size = (x + far) - far
+    return (size.to(tl.int32, bitcast=True) | (bits & -2147483648)).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def e4m3_nearest(x):
+    """float32 within ±448 -> the nearest E4M3 number, ties to even."""
+    return _nearest(x, 121, 3)
+
+
+@triton.jit
+def e2m1_nearest(x):
+    """float32 within ±6 -> the nearest E2M1 number; a middle belongs to the one whose code is even."""
+    return _nearest(x, 127, 1)
+
+
+@triton.jit
 def e4m3_bytes(x):
     """float32 within ±448 -> E4M3 codes, to nearest, ties to even."""
-    bits = x.to(tl.int32, bitcast=True)
-    magnitude = bits & 0x7FFFFFFF
-    normal = ((magnitude + 0x7FFFF + ((magnitude >> 20) & 1)) >> 20) - (120 << 3)
-    # Below 2^-6 codes are multiples of 2^-9; adding 1.5 · 2^23 leaves the rounded multiple in the last bits.
-    small = (tl.abs(x) * 512.0 + 12582912.0).to(tl.int32, bitcast=True) & 15
-    return (tl.where(magnitude < (121 << 23), small, normal) | ((bits >> 24) & 0x80)).to(tl.uint8)
+    # With its exponent 120 smaller, a number has its code's bits in float32's places, be it subnormal or not.
+    bits = (e4m3_nearest(x) * 2.0**-120).to(tl.int32, bitcast=True)
+    return (((bits >> 20) & 0x7F) | ((bits >> 24) & 0x80)).to(tl.uint8)
 
 
 @triton.jit

@@ -25,16 +25,16 @@ def _swiglu(gate, up, limit):
     return gate / (1.0 + tl.exp(-gate)) * tl.clamp(up, -limit, limit)
 
 
-@triton.jit
-def swiglu_kernel(gate_up, out, limit, columns, BLOCK: tl.constexpr, ROUND: tl.constexpr):
-    row = tl.program_id(0).to(tl.int64)
-    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    there = column < columns
+@triton.jit(do_not_specialize=["rows"])
+def swiglu_kernel(gate_up, out, limit, rows, columns, ROWS: tl.constexpr, COLUMNS: tl.constexpr, ROUND: tl.constexpr):
+    row = (tl.program_id(0) * ROWS + tl.arange(0, ROWS)).to(tl.int64)[:, None]
+    column = (tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS))[None, :]
+    there = (row < rows) & (column < columns)
     gate = tl.load(gate_up + row * 2 * columns + column, mask=there, other=0.0).to(tl.float32)
     up = tl.load(gate_up + row * 2 * columns + columns + column, mask=there, other=0.0).to(tl.float32)
     hidden = rounded(_swiglu(gate, up, limit), gate_up.dtype.element_ty)
     if ROUND:
-        hidden = fp8_round_trip(hidden.reshape(1, BLOCK), 1, BLOCK).reshape(BLOCK)
+        hidden = fp8_round_trip(hidden, ROWS, COLUMNS)
     tl.store(out + row * columns + column, hidden, mask=there)
 
 
@@ -352,7 +352,7 @@ def swiglu(gates: Tensor, *, limit: float, round_trip: bool) -> Tensor:
     rows, columns = gates.shape[0], gates.shape[1] // 2
     out = torch.empty(rows, columns, dtype=gates.dtype, device=gates.device)
     if rows:
-        swiglu_kernel[(rows, triton.cdiv(columns, 256))](
-            gates, out, limit, columns, BLOCK=256, ROUND=round_trip, num_warps=1
+        swiglu_kernel[(triton.cdiv(rows, 4), triton.cdiv(columns, 256))](
+            gates, out, limit, rows, columns, ROWS=4, COLUMNS=256, ROUND=round_trip, num_warps=4
         )
     return out

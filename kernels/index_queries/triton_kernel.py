@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from whalepod.kernels.packing_kernel import (
-    e2m1_codes,
-    e2m1_values,
+    e2m1_nearest,
     group_maxima,
     load_pairs,
     power_of_two,
@@ -29,47 +30,43 @@ def index_queries_kernel(
     cos,
     sin,
     out,
-    vectors,
     HEADS: tl.constexpr,
     HALF: tl.constexpr,
     PAIRS: tl.constexpr,
     VECTORS: tl.constexpr,
 ):
-    """A program turns and rounds VECTORS heads, of one row or of several."""
-    vector = tl.program_id(0) * VECTORS + tl.arange(0, VECTORS)
-    there = (vector < vectors)[:, None]
+    """A program turns and rounds VECTORS heads of a row."""
+    first = tl.program_id(0) * VECTORS
     channel = tl.arange(0, HALF)
-    at = vector.to(tl.int64)[:, None] * (2 * HALF) + 2 * channel[None, :]
-    even, odd = load_pairs(queries, at, there)
+    at = (first + tl.arange(0, VECTORS)).to(tl.int64)[:, None] * (2 * HALF) + 2 * channel[None, :]
+    every = (channel >= 0)[None, :]
+    even, odd = load_pairs(queries, at, every)
     pair = channel - (HALF - PAIRS)
-    angle = (vector // HEADS)[:, None] * PAIRS + pair[None, :]
-    turning = there & (pair >= 0)[None, :]
-    c = tl.load(cos + angle, mask=turning, other=1.0)
-    s = tl.load(sin + angle, mask=turning, other=0.0)
+    c = tl.load(cos + first // HEADS * PAIRS + pair, mask=pair >= 0, other=1.0)[None, :]
+    s = tl.load(sin + first // HEADS * PAIRS + pair, mask=pair >= 0, other=0.0)[None, :]
     dtype = queries.dtype.element_ty
     turned = rounded(even * c - odd * s, dtype)
     odd = rounded(odd * c + even * s, dtype)
     even = turned
     exponent = power_of_two_exponent(tl.maximum(group_maxima(even, odd, VECTORS, HALF, GROUP) / 6.0, TARGET_MIN))
-    # Divided, not multiplied: the inverse of the smallest scales is no float32.
     scale = spread_groups(power_of_two(exponent), VECTORS, HALF, GROUP)
-    even = e2m1_values(e2m1_codes(tl.clamp(even / scale, -6.0, 6.0))) * scale
-    odd = e2m1_values(e2m1_codes(tl.clamp(odd / scale, -6.0, 6.0))) * scale
-    store_pairs(out, at, even, odd, there)
+    inverse = spread_groups(power_of_two(254 - exponent), VECTORS, HALF, GROUP)
+    even = e2m1_nearest(even * inverse) * scale
+    odd = e2m1_nearest(odd * inverse) * scale
+    store_pairs(out, at, even, odd, every)
 
 
 def index_queries(queries: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """As `whalepod.kernels.index_queries.index_queries`, on a GPU, or in Triton's interpreter."""
     rows, heads, width = queries.shape
     out = torch.empty(rows, heads, width, dtype=queries.dtype, device=queries.device)
-    vectors, each = rows * heads, 4
-    if vectors:
-        index_queries_kernel[(triton.cdiv(vectors, each),)](
+    each = math.gcd(heads, 4)
+    if rows:
+        index_queries_kernel[(rows * heads // each,)](
             queries.contiguous(),
             cos,
             sin,
             out,
-            vectors,
             HEADS=heads,
             HALF=width // 2,
             PAIRS=cos.shape[1],

@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from whalepod.kernels.packing_kernel import e4m3_bytes, e4m3_values, power_of_two, power_of_two_exponent
+from whalepod.kernels.packing_kernel import e4m3_nearest, power_of_two, power_of_two_exponent
 
 GROUP = tl.constexpr(32)
 TARGET_MIN = tl.constexpr(1e-4 / 448.0)
@@ -20,9 +20,7 @@ def fp8_round_trip(x, ROWS: tl.constexpr, WIDTH: tl.constexpr):
     grouped = x.reshape(ROWS, WIDTH // GROUP, GROUP)
     exponent = power_of_two_exponent(tl.maximum(tl.max(tl.abs(grouped), 2) / 448.0, TARGET_MIN))
     inverse, scale = power_of_two(254 - exponent)[:, :, None], power_of_two(exponent)[:, :, None]
-    codes = e4m3_bytes(tl.clamp(grouped * inverse, -448.0, 448.0)).to(tl.int32)
-    size = e4m3_values(codes & 0x7F)
-    return (tl.where((codes & 0x80) != 0, -size, size) * scale).reshape(ROWS, WIDTH)
+    return (e4m3_nearest(grouped * inverse) * scale).reshape(ROWS, WIDTH)
 
 
 @triton.jit
