@@ -13,7 +13,6 @@ import json
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -168,20 +167,30 @@ def _layer_time(profiler: profile) -> LayerTime:
     )  # fmt: skip
     each = len(events) // REPLAYS
     replays = [events[index * each : (index + 1) * each] for index in range(1, REPLAYS)]
-    spans = [part[-1][0] + part[-1][1] - part[0][0] for part in replays]
-    busy = [sum(duration for _, duration, _ in part) for part in replays]
-    longest = [max(b[0] - a[0] - a[1] for a, b in pairwise(part)) for part in replays]
+    spans = [max(start + duration for start, duration, _ in part) - part[0][0] for part in replays]
     middle = sorted(range(len(spans)), key=lambda index: spans[index])[len(spans) // 2]
+    gaps = _gaps(replays[middle])
     kernels: defaultdict[str, float] = defaultdict(float)
     for _, duration, name in replays[middle]:
         kernels[_short(name)] += duration / 1e3
     return LayerTime(
         spans[middle] / 1e3,
-        1 - busy[middle] / spans[middle],
-        longest[middle] / spans[middle],
+        sum(gaps) / spans[middle],
+        max(gaps) / spans[middle],
         len(replays[middle]),
         dict(kernels),
     )
+
+
+def _gaps(kernels: Sequence[tuple[int, int, str]]) -> list[int]:
+    """Nanoseconds before each kernel in which none runs; (start, duration, name) in the order of their starts. A kernel
+    may be launched while the one before it runs."""
+    gaps: list[int] = []
+    ended = kernels[0][0]
+    for start, duration, _ in kernels:
+        gaps.append(max(0, start - ended))
+        ended = max(ended, start + duration)
+    return gaps
 
 
 def _short(name: str) -> str:

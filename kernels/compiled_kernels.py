@@ -320,17 +320,17 @@ def _streams() -> Iterator[Kernel]:
                 {"OUT": 24, "OUT_BLOCK": 32, "ROWS": rows, "STEP": step, "FAST": True},
                 {"num_warps": warps, "num_stages": stages},
             )
-            for rows, step, warps, stages in ((16, 128, 4, 3), (64, 128, 4, 3), (128, 64, 8, 4))
+            for rows, step, warps, stages in ((64, 128, 4, 3), (128, 64, 8, 4))
         ),
         *(
             Kernel(
                 "mhc",
                 "finish_kernel",
                 MHC_SIGNATURE,
-                {"S": 4, "OUT_BLOCK": 32, "ROWS": 4, "PARTS": parts},
-                {"num_warps": 1},
+                {"S": 4, "OUT_BLOCK": 32, "ROWS": rows, "PARTS": parts, "FAST": True},
+                {"num_warps": 1, "launch_pdl": True},
             )
-            for parts in (16, 32)
+            for rows, parts in ((4, 16), (4, 32), (1, 128))
         ),
         Kernel("mhc", "collapse_kernel", MHC_SIGNATURE, {"S": 4, "BLOCK": 1024}),
         Kernel("mhc", "expand_kernel", MHC_SIGNATURE, {"S": 4, "BLOCK": 1024}),

@@ -10,17 +10,16 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 PROGRAMS = 264
 """Two for each processor of an H100 or H200."""
-SHAPES = ((2048, 128, 64, 8, 4), (65, 64, 128, 4, 3), (0, 16, 128, 4, 3))
-"""Tuned on H200: from that many rows on, rows of a tile, channels of a step, warps, stages."""
-PARTS_MAX = 32
-FINISH_ROWS = 4
-"""Rows of a program that adds the parts: it holds all of them at once."""
+SHAPES = ((2048, 128, 64, 8, 4, 32, 4), (65, 64, 128, 4, 3, 32, 4), (0, 64, 128, 4, 3, 80, 1))
+"""Tuned on H200: from that many rows on, rows of a tile, channels of a step, warps, stages, the most parts, and rows of
+a program that adds the parts: it holds all of them at once."""
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])
 def project_kernel(
     streams,
     fn,
@@ -36,6 +35,8 @@ def project_kernel(
     FAST: tl.constexpr,
 ):
     """Program (tile, part): Σ over the part's channels of stream · fn [ROWS, OUT] and of stream² [ROWS]."""
+    if FAST:
+        gdc_launch_dependents()
     part = tl.program_id(1)
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     output = tl.arange(0, OUT_BLOCK)
@@ -92,7 +93,7 @@ def _part_sums(
     return total * square_root[:, None] * tl.load(scale + output)[None, :] + tl.load(base + output)[None, :]
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows", "parts"])
 def finish_kernel(
     products,
     squares,
@@ -111,19 +112,23 @@ def finish_kernel(
     OUT_BLOCK: tl.constexpr,
     ROWS: tl.constexpr,
     PARTS: tl.constexpr,
+    FAST: tl.constexpr,
 ):
-    """Sigmoids of the first 2 · S coefficients, Sinkhorn of the other S · S."""
+    """Sigmoids of the first 2 · S coefficients, Sinkhorn of the other S · S. Launched before the projection has ended,
+    for which it waits."""
+    if FAST:
+        gdc_wait()
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     part = tl.arange(0, PARTS)[None, :]
     there = (row < rows)[:, None]
     square = tl.sum(tl.load(squares + part * rows + row[:, None], mask=there & (part < parts), other=0.0), 1)
     root = 1.0 / tl.sqrt(square / width + rms_eps)
     stream = tl.arange(0, S)
-    z = _part_sums(products, root, scale, base, row, rows, 0, parts, OUT_BLOCK, S, PARTS)
-    tl.store(pre + row[:, None] * S + stream[None, :], 1.0 / (1.0 + tl.exp(-z)) + eps, mask=there)
-    z = _part_sums(products, root, scale, base, row, rows, S, parts, OUT_BLOCK, S, PARTS)
-    tl.store(post + row[:, None] * S + stream[None, :], 2.0 / (1.0 + tl.exp(-z)), mask=there)
+    z_pre = _part_sums(products, root, scale, base, row, rows, 0, parts, OUT_BLOCK, S, PARTS)
+    z_post = _part_sums(products, root, scale, base, row, rows, S, parts, OUT_BLOCK, S, PARTS)
     z = _part_sums(products, root, scale, base, row, rows, 2 * S, parts, OUT_BLOCK, S * S, PARTS)
+    tl.store(pre + row[:, None] * S + stream[None, :], 1.0 / (1.0 + tl.exp(-z_pre)) + eps, mask=there)
+    tl.store(post + row[:, None] * S + stream[None, :], 2.0 / (1.0 + tl.exp(-z_post)), mask=there)
     z = z.reshape(ROWS, S, S)
     mix = tl.exp(z - tl.max(z, 2)[:, :, None])
     mix = mix / tl.sum(mix, 2)[:, :, None] + eps
@@ -177,11 +182,14 @@ def predict_mixes(
     comb = torch.empty(rows, count, count, dtype=torch.float32, device=device)
     if rows == 0:
         return pre, post, comb
-    tile, step, num_warps, num_stages = next(shape for rows_min, *shape in SHAPES if rows >= rows_min)
+    tile, step, num_warps, num_stages, parts_max, finish_rows = next(
+        shape for rows_min, *shape in SHAPES if rows >= rows_min
+    )
     tiles, steps = triton.cdiv(rows, tile), triton.cdiv(width, step)
-    each = triton.cdiv(steps, max(1, min(steps, PARTS_MAX, PROGRAMS // tiles)))
+    each = triton.cdiv(steps, max(1, min(steps, parts_max, PROGRAMS // tiles)))
     parts = triton.cdiv(steps, each)
     block = max(16, triton.next_power_of_2(fn.shape[0]))
+    fast = streams.dtype == torch.bfloat16 and streams.is_cuda
     products = torch.empty(parts, rows, block, dtype=torch.float32, device=device)
     squares = torch.empty(parts, rows, dtype=torch.float32, device=device)
     project_kernel[(tiles, parts)](
@@ -196,11 +204,11 @@ def predict_mixes(
         OUT_BLOCK=block,
         ROWS=tile,
         STEP=step,
-        FAST=streams.dtype == torch.bfloat16 and streams.is_cuda,
+        FAST=fast,
         num_warps=num_warps,
         num_stages=num_stages,
     )
-    finish_kernel[(triton.cdiv(rows, FINISH_ROWS),)](
+    finish_kernel[(triton.cdiv(rows, finish_rows),)](
         products,
         squares,
         scale,
@@ -216,9 +224,11 @@ def predict_mixes(
         iterations,
         S=count,
         OUT_BLOCK=block,
-        ROWS=FINISH_ROWS,
+        ROWS=finish_rows,
         PARTS=triton.next_power_of_2(parts),
+        FAST=fast,
         num_warps=1,
+        launch_pdl=fast,
     )
     return pre, post, comb
 
