@@ -1,7 +1,8 @@
 """Requests that nobody has made, computed before a rank serves: kernels are compiled, and graphs of decode steps
 recorded, while no one waits for them.
 
-a prompt of several chunks ─▶ batches that decode, the largest first, one for each shape of a graph ─▶ all given back
+a prompt of several chunks ─▶ batches that decode, the largest first, one for each shape of a graph ─▶ such a prompt
+beside a request that decodes ─▶ all given back
 
 They have no chain root: none of their blocks gets a name, so nothing is stored, and nothing is found again.
 """
@@ -68,6 +69,11 @@ def warm_up(
             requests.decode(size)
             progress(next(done), total)
         requests.end()
+        if sizes and engine.memory.slots > 1:
+            # It goes on until the prompt is done, however small the chunks are.
+            requests.decode(1, answer_tokens=len(prompt) * _rows_each(options))
+            requests.compute(work)
+            requests.end()
     engine.check()
     engine.forget_steps()
 
@@ -104,18 +110,20 @@ class _Requests:
     submitted: int = 0
 
     def compute(self, work: Work) -> None:
-        """The whole prompt, and a token if one is due."""
-        self._submit(self.prompt, work, answer_tokens=1)
-        self._run(lambda: bool(self.live))
+        """The whole prompt, and a token if one is due; beside those that decode."""
+        request_id = self._submit(self.prompt, work, answer_tokens=1)
+        self._run(lambda: request_id in self.live)
 
-    def decode(self, size: int) -> None:
-        """Steps in which so many decode together."""
+    def decode(self, size: int, *, answer_tokens: int | None = None) -> None:
+        """Steps in which so many decode together. `answer_tokens`: of those that join."""
         for request_id in list(self.live)[size:]:
             self._cancel(request_id)
         room = self.engine.memory.context_tokens_max
         prompt = self.prompt[: min(PROMPT_TOKENS, max(1, room // 2))]
         for _ in range(size - len(self.live)):
-            self._submit(prompt, Work.GENERATE, answer_tokens=min(self.answer_tokens, room - len(prompt)))
+            self._submit(
+                prompt, Work.GENERATE, answer_tokens=min(answer_tokens or self.answer_tokens, room - len(prompt))
+            )
         self._run(lambda: not all(self.live.values()))
         for _ in range(STEPS_EACH):
             self._step()
@@ -142,7 +150,7 @@ class _Requests:
                 case HandoffEvent() | PromptTokensEvent():
                     pass
 
-    def _submit(self, prompt: tuple[int, ...], work: Work, *, answer_tokens: int) -> None:
+    def _submit(self, prompt: tuple[int, ...], work: Work, *, answer_tokens: int) -> RequestId:
         request = EngineRequest(
             request_id=RequestId(f"warm-up {self.submitted}".encode().ljust(16)),
             attempt=1,
@@ -156,6 +164,7 @@ class _Requests:
         self.engine.submit(request)
         self.submitted += 1
         self.live[request.request_id] = False
+        return request.request_id
 
     def _cancel(self, request_id: RequestId) -> None:
         self.engine.cancel(request_id, 1)

@@ -38,7 +38,7 @@ def swiglu_kernel(gate_up, out, limit, rows, columns, ROWS: tl.constexpr, COLUMN
     tl.store(out + row * columns + column, hidden, mask=there)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["pairs"])
 def count_kernel(ids, counts, pairs, BLOCK: tl.constexpr):
     """Pairs of each expert."""
     pair = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
@@ -46,7 +46,7 @@ def count_kernel(ids, counts, pairs, BLOCK: tl.constexpr):
     tl.atomic_add(counts + expert, 1, mask=pair < pairs, sem="relaxed")
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["tiles"])
 def tiles_kernel(
     counts,
     tile_experts,
@@ -75,7 +75,7 @@ def tiles_kernel(
     tl.store(ends + tile, last, mask=there)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["pairs"])
 def order_kernel(ids, counts, cursors, order, pairs, EXPERTS: tl.constexpr, WIDE: tl.constexpr, BLOCK: tl.constexpr):
     """Give each pair a place among its expert's."""
     pair = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)

@@ -126,7 +126,7 @@ def entry_rows_kernel(
         tl.store(record + HALF + tl.arange(0, WIDTH // FP4_GROUP)[None, :], codes)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])
 def key_rows_kernel(
     projected,
     norm,

@@ -238,7 +238,7 @@ def _write_turned(
     gl.store(out.to(gl.pointer_type(gl.uint32), bitcast=True) + target, low | (high << 16))
 
 
-@gluon.jit
+@gluon.jit(do_not_specialize=["items"])
 def sparse_attention_kernel(
     queries, window, bases, positions, lowest, entries, chosen, sink, cos, sin, out, part_out, part_stats,
     logit_scale, ring, window_rows, chosen_stride, items,

@@ -20,6 +20,8 @@ BOUND_BITS = tl.constexpr(20)
 """Leading bits of the bound that are searched; the others are 0, which keeps a few scores more."""
 NOTHING = tl.constexpr(-2147483648)
 BEHIND = tl.constexpr(2147483647)
+GROUPS_EACH = 8
+"""For each wanted entry, at most, but in rows so long that groups are as large as they get."""
 
 
 @triton.jit
@@ -198,16 +200,18 @@ def top_entries(
     group = group_entries(entries, count=count)
     groups = triton.cdiv(entries, group)
     lanes, chunk = chunk, max(1, chunk // group)
-    words = torch.empty(2 * rows * (groups + 1), dtype=torch.int32, device=scores.device)
-    bounds, kept_counts, maxima, good_groups = words.split([rows, rows, rows * groups, rows * groups])
+    # Each begins at a whole vector, whatever the rows: for other pointers kernels would be compiled again.
+    sizes = [-(-size // 4) * 4 for size in (rows, rows, rows * groups, rows * groups)]
+    words = torch.empty(sum(sizes), dtype=torch.int32, device=scores.device)
+    bounds, kept_counts, maxima, good_groups = words.split(sizes)
     kept = torch.empty(2, rows, capacity, dtype=torch.int32, device=scores.device)
     stride = scores.stride(0)
     maxima_kernel[(rows, triton.cdiv(groups, chunk))](
         scores, stride, visible, maxima, groups, GROUP=group, CHUNK=chunk, num_warps=4
     )
-    bound_kernel[(rows,)](
-        maxima, groups, bounds, kept_counts, COUNT=count, GROUPS=triton.next_power_of_2(groups), num_warps=num_warps
-    )
+    # As many lanes for short rows, which have fewer groups: or each length up to here would compile its own.
+    wide = max(triton.next_power_of_2(groups), GROUPS_EACH * count)
+    bound_kernel[(rows,)](maxima, groups, bounds, kept_counts, COUNT=count, GROUPS=wide, num_warps=num_warps)
     collect_kernel[(rows, triton.cdiv(groups, lanes // 2))](
         scores,
         stride,
@@ -242,8 +246,8 @@ def top_entries(
 
 
 def group_entries(entries: int, *, count: int) -> int:
-    """Entries whose best stands for them: a power of two that leaves about 8 groups for each wanted entry."""
+    """Entries whose best stands for them: a power of two that leaves up to GROUPS_EACH groups for each wanted entry."""
     group = 1
-    while group < 64 and entries > 8 * count * group:
+    while group < 64 and entries > GROUPS_EACH * count * group:
         group *= 2
     return group

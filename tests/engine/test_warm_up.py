@@ -114,6 +114,8 @@ def test_every_shape_of_a_decode_graph_is_computed_and_a_whole_chunk(drafts: int
     assert [48] in world.watched.steps
     for size in batch_sizes(9, rows=1 + drafts):
         assert world.watched.steps.count([1 + drafts] * size) >= 2, size
+    beside = options.chunk_tokens_beside_decode
+    assert any(sorted(step) == sorted([1 + drafts, beside]) for step in world.watched.steps), "a chunk beside decode"
     batches = 1 + len(batch_sizes(9, rows=1 + drafts))
     assert world.progress == [(done, 2 * batches) for done in range(1, 2 * batches + 1)]
     assert world.engine.take_works() == []
