@@ -35,6 +35,10 @@ from .kernel_signatures import (
 )
 
 ARCHITECTURES: tuple[int, ...] = (90, 100)
+SHARED_BYTES = 227 << 10
+"""Of a program, on either."""
+TENSOR_COLUMNS = 512
+"""Of a processor's tensor memory, where it has one."""
 POINTERS: Mapping[str, torch.dtype] = {
     "*bf16": torch.bfloat16,
     "*fp32": torch.float32,
@@ -78,13 +82,15 @@ class Kernel:
 
     def compile(self, architecture: int) -> None:
         """Into Triton's cache, as launches on such a chip would. For a process that launches nothing. Raises what the
-        compiler raises."""
+        compiler raises, and MemoryError if the chip has not the memory to launch it."""
         function = getattr(import_module(f"whalepod.kernels.{self.operation}.{self.module}"), self.name)
         names = [name for name in function.arg_names if name not in self.constants]
         driver.set_active(Chip(architecture))  # pyright: ignore[reportArgumentType]  it is asked for no more
         for number in (16, 17):
             arguments = {name: self._argument(name, number) for name in names}
-            function.warmup(grid=(1,), **arguments, **self.constants, **self.options)
+            compiled = function.warmup(grid=(1,), **arguments, **self.constants, **self.options)
+            if missing := memory_missing(compiled.metadata):
+                raise MemoryError(missing)
 
     def _argument(self, name: str, number: int) -> MockTensor | float:
         """Something like what it is in launches; `number` if it is any whole number."""
@@ -96,13 +102,21 @@ class Kernel:
         return 16 if name in ALIGNED else 17 if name in SMALL else number
 
 
+def memory_missing(metadata: Any) -> str | None:  # noqa: ANN401  of a kernel, as Triton has compiled it
+    """What a launch would need and the chip lacks: it compiles, and no launch of it succeeds."""
+    columns = getattr(metadata, "tmem_size", None) or 0  # chips before sm_100 have none, and take none
+    if metadata.shared > SHARED_BYTES:
+        return f"takes {metadata.shared} of {SHARED_BYTES} bytes of shared memory"
+    return f"takes {columns} of {TENSOR_COLUMNS} columns of tensor memory" if columns > TENSOR_COLUMNS else None
+
+
 def kernels() -> list[Kernel]:
     return [*_attention(), *_index_scores(), *_selection(), *_caches(), *_experts(), *_streams(), *_sampling()]
 
 
 def _attention() -> Iterator[Kernel]:
     attention = {"HEADS": 64, "HALF": 256, "PAIRS": 32}
-    plain = attention | {"HEAD_BLOCK": 64, "KEYS": 64, "FAST": True}
+    plain = attention | {"KEYS": 64, "FAST": True}
     combine = attention | {"HEAD_BLOCK": 64, "HEADS_EACH": 8, "PARTS": 2, "FAST": True}
     hopper: dict[str, Any] = {"module": "gluon_kernel", "architectures": (90,), "options": {"num_warps": 8}}
     yield from (
@@ -121,9 +135,11 @@ def _attention() -> Iterator[Kernel]:
                 "sparse_attention",
                 "sparse_attention_kernel",
                 ATTENTION_SIGNATURE,
-                plain | {"CHOSEN": chosen, "PARTS": parts},
+                plain | {"CHOSEN": chosen, "PARTS": parts, "HEAD_BLOCK": heads},
                 {"num_warps": 8, "num_stages": 2},
+                architectures=(architecture,),
             )
+            for architecture, heads in ((90, 64), (100, 32))
             for chosen, parts in ((512, 1), (512, 2), (0, 1))
         ),
         Kernel("sparse_attention", "combine_parts_kernel", ATTENTION_SIGNATURE, combine),

@@ -30,7 +30,7 @@ from triton import knobs
 from triton.compiler.compiler import CompiledKernel
 from triton.runtime.driver import driver
 
-from whalepod.kernels.compiled_kernels import ARCHITECTURES, Chip
+from whalepod.kernels.compiled_kernels import ARCHITECTURES, Chip, memory_missing
 from whalepod.kernels.numerics import whole_batches
 from whalepod.kernels.quantise import FP8_BLOCK32
 
@@ -49,9 +49,6 @@ RELEASED = Path(__file__).with_name("released_config.json")
 SEQUENCES, CHUNK_ROWS = 64, (512, 500, 128, 77)
 CONTEXTS = (1024, 8192)
 PROCESSORS = {90: 132, 100: 148}
-SHARED_BYTES = 227 << 10
-TENSOR_COLUMNS = 512
-"""Of tensor memory, where there is any."""
 
 
 class _OnGpu(TorchFunctionMode):
@@ -92,10 +89,9 @@ def _loader(too_large: set[str]) -> Callable[[CompiledKernel], None]:
     """What takes the place of bringing a kernel to a GPU: its launches do nothing."""
 
     def load(self: CompiledKernel) -> None:
-        metadata: Any = self.metadata
         self._run = lambda *_: None  # pyright: ignore[reportPrivateUsage]
-        if metadata.shared > SHARED_BYTES or (getattr(metadata, "tmem_size", None) or 0) > TENSOR_COLUMNS:
-            too_large.add(metadata.name)
+        if memory_missing(self.metadata):
+            too_large.add(self.name)
 
     return load
 

@@ -1,4 +1,4 @@
-"""Attention over packed rows in Triton: one program a query row (or a part of its keys), all heads at once.
+"""Attention over packed rows in Triton: a program takes a query row (or a part of its keys), and all heads or some.
 
 Even and odd channels live in two tensors of half the width. So a byte of two FP4 codes, or two bytes of FP8 codes, fall
 apart into the two halves without any exchange between threads, and a pair of channels that RoPE rotates is the same
@@ -20,6 +20,9 @@ LOWEST = tl.constexpr(-1e30)
 
 # Tuned on H200; rows up to the key get this many parts of a row's keys: (rows_max, parts).
 PARTS_BY_ROWS = ((72, 2),)
+HEADS_MAX = {9: 64}
+HEADS_MAX_ELSEWHERE = 32
+"""Heads of a program, by the major number of the chip. Sums of 64 alone fill all tensor memory of an sm_100."""
 
 
 @triton.jit
@@ -200,7 +203,7 @@ def sparse_attention_kernel(
 ):
     row = tl.program_id(0)
     part = tl.program_id(1)
-    head = tl.arange(0, HEAD_BLOCK)
+    head = tl.program_id(2) * HEAD_BLOCK + tl.arange(0, HEAD_BLOCK)
     in_range = head < HEADS
     columns = tl.arange(0, HALF)
     query_at = (row.to(tl.int64) * HEADS + head)[:, None] * (2 * HALF) + 2 * columns[None, :]
@@ -277,7 +280,7 @@ def sparse_attention_kernel(
             FAST,
         )
     else:
-        at = (row.to(tl.int64) * PARTS + part) * HEAD_BLOCK + head
+        at = (row.to(tl.int64) * PARTS + part) * HEAD_BLOCK * tl.num_programs(2) + head
         tl.store(part_stats + 2 * at, highest)
         tl.store(part_stats + 2 * at + 1, total)
         target = at[:, None] * (2 * HALF) + columns[None, :]
@@ -394,6 +397,7 @@ def sparse_attention(
     chosen: Tensor | None,
     batch_invariant: bool = False,
     parts: int | None = None,
+    heads_max: int | None = None,
     keys: int = 64,
     num_warps: int = 8,
     num_stages: int = 2,
@@ -405,10 +409,14 @@ def sparse_attention(
     if rows == 0:
         return out
     parts = parts or parts_of(rows, batch_invariant=batch_invariant)
-    head_block = max(16, triton.next_power_of_2(heads))
-    part_out, part_stats = scratch(queries, head_block, parts)
     fast = queries.is_cuda
-    sparse_attention_kernel[(rows, parts)](
+    held = max(16, triton.next_power_of_2(heads))
+    if heads_max is None:
+        chip = torch.cuda.get_device_capability(queries.device)[0] if fast else None
+        heads_max = HEADS_MAX.get(chip, HEADS_MAX_ELSEWHERE) if fast else held
+    head_block = min(held, heads_max)
+    part_out, part_stats = scratch(queries, held, parts)
+    sparse_attention_kernel[(rows, parts, held // head_block)](
         queries,
         window,
         bases,
@@ -438,5 +446,5 @@ def sparse_attention(
         num_stages=num_stages,
     )
     if parts > 1:
-        combine_parts(part_out, part_stats, sink, cos, sin, out, parts=parts, heads=head_block, fast=fast)
+        combine_parts(part_out, part_stats, sink, cos, sin, out, parts=parts, heads=held, fast=fast)
     return out

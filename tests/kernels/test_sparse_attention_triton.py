@@ -61,6 +61,11 @@ def test_numbers_of_heads_that_fill_no_tile_match(heads: int) -> None:
     assert_matches(problem(heads=heads), keys=16)
 
 
+@pytest.mark.parametrize("parts", [1, 2])
+def test_heads_may_be_shared_out_among_programs(parts: int) -> None:
+    assert_matches(problem(heads=40), keys=16, heads_max=16, parts=parts)
+
+
 def test_window_alone_matches() -> None:
     assert_matches(problem() | {"entries": None, "chosen": None}, keys=16)
 
