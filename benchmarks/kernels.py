@@ -28,6 +28,7 @@ CASES = (
     "pointwise",
     "products",
     "sampling",
+    "tilelang",
 )
 
 

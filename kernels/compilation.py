@@ -13,11 +13,12 @@ import sys
 from whalepod.core.progress import ProgressReport
 
 from .compiled_kernels import ARCHITECTURES, kernels
+from .tilelang_programs import programs
 
 
 def main() -> None:
     failed: dict[int, int] = dict.fromkeys(ARCHITECTURES, 0)
-    listed = kernels()
+    listed = [*kernels(), *programs()]
     work = [(kernel, architecture) for kernel in listed for architecture in kernel.architectures]
     with ProgressReport("compiling", unit="kernels", total=len(work), say=_say) as report:
         for kernel, architecture in work:

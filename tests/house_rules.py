@@ -190,7 +190,8 @@ def long_code(source: Source) -> Iterator[str]:
 
 def _runs_on_a_gpu(source: Source, function: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
     decorators = [node.func if isinstance(node, ast.Call) else node for node in function.decorator_list]
-    return source.path.name.endswith("_kernel.py") and any(source.dotted(node).endswith(".jit") for node in decorators)
+    named = [source.dotted(node) for node in decorators]
+    return source.path.name.endswith("_kernel.py") and any(name.endswith((".jit", ".prim_func")) for name in named)
 
 
 def wall_clocks(source: Source) -> Iterator[str]:

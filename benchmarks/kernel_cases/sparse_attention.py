@@ -74,12 +74,16 @@ def _measure(shape: str, sequences: int, rows_each: int) -> Row:
     given = problem(sequences, rows_each)
     error = error_of(sparse_attention(**given), given)
     us = graph_us(lambda: sparse_attention(**given))
+    moved, flops = moved_and_flops(sequences, rows_each)
+    peer, peer_us = _peer(sequences, rows_each)
+    return row("sparse_attention", shape, us, bytes=moved, flops=flops, error=error, peer=peer, peer_us=peer_us)
+
+
+def moved_and_flops(sequences: int, rows_each: int) -> tuple[int, int]:
     rows = sequences * rows_each
     window_bytes = sequences * (WINDOW + rows_each - 1) * FP8_BLOCK32.record_bytes(WIDTH)
     moved = window_bytes + rows * (CHOSEN * FP4_BLOCK16.record_bytes(WIDTH) + 2 * HEADS * WIDTH * 2)
-    flops = rows * 4 * HEADS * WIDTH * (WINDOW + CHOSEN)
-    peer, peer_us = _peer(sequences, rows_each)
-    return row("sparse_attention", shape, us, bytes=moved, flops=flops, error=error, peer=peer, peer_us=peer_us)
+    return moved, rows * 4 * HEADS * WIDTH * (WINDOW + CHOSEN)
 
 
 def _peer(sequences: int, rows_each: int) -> tuple[str | None, float | None]:

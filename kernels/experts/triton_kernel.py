@@ -285,10 +285,45 @@ def _weighted_parts(
 ) -> Tensor:
     """x [rows, D] rounded, pair i of row i // choices, `weights` of every pair -> weight · expert(row) [pairs, D]
     float32. What pairs without an expert get is left open."""
+    hidden = hidden_values(x, choices, dealt, each, gate_up, limit=limit, rounds=rounds)
     order, *tiles = dealt
-    width, columns, pairs = x.shape[1], down.shape[2], len(order)
-    fast = x.is_cuda
-    hidden = torch.empty(pairs, columns, dtype=x.dtype, device=x.device)
+    width, columns, fast = x.shape[1], down.shape[2], x.is_cuda
+    parts = torch.empty(len(order), width, dtype=torch.float32, device=x.device)
+    down_kernel[(triton.cdiv(width, 128), tiles[0].shape[0])](
+        hidden,
+        order,
+        *tiles,
+        down,
+        weights.contiguous(),
+        parts,
+        width,
+        WIDTH=columns,
+        EXPERTS=gate_up.shape[0],
+        ROWS=each,
+        COLUMNS=128,
+        STEP=128 if fast else 32,
+        FAST=fast,
+        num_warps=4,
+        num_stages=3,
+    )
+    return parts
+
+
+def hidden_values(
+    x: Tensor,
+    choices: int,
+    dealt: tuple[Tensor, Tensor, Tensor, Tensor],
+    each: int,
+    gate_up: Tensor,
+    *,
+    limit: float,
+    rounds: bool,
+) -> Tensor:
+    """x [rows, D] rounded, pair i of row i // choices, gate_up [experts, 2 · M, D] -> silu(min(gate, limit)) ·
+    clamp(up, ±limit) [pairs, M], pairs in the order of their experts, in tiles of `each`."""
+    order, *tiles = dealt
+    width, columns, fast = x.shape[1], gate_up.shape[1] // 2, x.is_cuda
+    hidden = torch.empty(len(order), columns, dtype=x.dtype, device=x.device)
     gate_up_kernel[(triton.cdiv(columns, 64), tiles[0].shape[0])](
         x,
         order,
@@ -308,25 +343,7 @@ def _weighted_parts(
         num_warps=4,
         num_stages=3,
     )
-    parts = torch.empty(pairs, width, dtype=torch.float32, device=x.device)
-    down_kernel[(triton.cdiv(width, 128), tiles[0].shape[0])](
-        hidden,
-        order,
-        *tiles,
-        down,
-        weights.contiguous(),
-        parts,
-        width,
-        WIDTH=columns,
-        EXPERTS=gate_up.shape[0],
-        ROWS=each,
-        COLUMNS=128,
-        STEP=128 if fast else 32,
-        FAST=fast,
-        num_warps=4,
-        num_stages=3,
-    )
-    return parts
+    return hidden
 
 
 def _sum_choices(parts: Tensor, choices: int) -> Tensor:

@@ -47,3 +47,13 @@ def test_attention_fits_the_chip_and_its_shape_on_the_other_chip_does_not() -> N
         [sys.executable, "-c", COMPILE], cwd=ROOT, env=environment, capture_output=True, text=True, check=True
     )
     assert "columns of tensor memory" in done.stdout
+
+
+@pytest.mark.slow
+def test_tilelang_programs_compile_for_every_chip() -> None:
+    pytest.importorskip("tilelang")
+    from whalepod.kernels.tilelang_programs import programs
+
+    for program in programs():
+        for architecture in program.architectures:
+            program.compile(architecture)
