@@ -32,7 +32,7 @@ from kv_cases.imports import IMPORTS, measure_imports
 from kv_cases.server import benchmark_server
 
 from whalepod.core.block_keys import RUN_BLOCKS
-from whalepod.kvstore import resp
+from whalepod.kvstore import pipeline
 from whalepod.kvstore.settings import StoreAddress
 
 RELEASE_PAYLOAD_BYTES = 227_840
@@ -165,16 +165,16 @@ def _beside_a_busy_thread(ours: Ours, work: Work, *, rounds: int) -> dict[str, f
         while not stop.is_set():
             value = (31 * value + 7) % 1_000_003
 
-    native, speeds = resp.NATIVE_READS, dict[bool, list[float]]({True: [], False: []})
+    native, speeds = pipeline.NATIVE, dict[bool, list[float]]({True: [], False: []})
     thread = threading.Thread(target=compute)
     thread.start()
     try:
         for _ in range(rounds):
             for is_native in speeds:
-                resp.NATIVE_READS = native if is_native else None
+                pipeline.NATIVE = native if is_native else None
                 speeds[is_native].append(_gbs(ours.get, work)[0])
     finally:
-        resp.NATIVE_READS = native
+        pipeline.NATIVE = native
         stop.set()
         thread.join()
     with_it, without = (statistics.median(speeds[is_native]) for is_native in (True, False))

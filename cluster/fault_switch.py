@@ -22,7 +22,16 @@ from google.protobuf.message import DecodeError
 from whalepod.core.clock import Clock, Deadline
 from whalepod.core.credentials import ClusterSecret, Purpose
 from whalepod.core.errors import AuthenticationError, InvalidFieldError, ServingError
-from whalepod.kvstore.transport import Place, Renewal, ValueSink, ValueToWrite, ValueTransport, Written
+from whalepod.kvstore.transport import (
+    MadeValues,
+    Place,
+    Renewal,
+    ValueSinks,
+    ValuesToWrite,
+    ValueToWrite,
+    ValueTransport,
+    Written,
+)
 from whalepod.rpc.fault.v1 import fault_pb2, fault_pb2_grpc
 
 from .error_codes import status_of_error
@@ -80,7 +89,7 @@ class FaultyStore:
     def read(
         self,
         shard: Place,
-        sinks: Sequence[ValueSink],
+        sinks: ValueSinks,
         *,
         value_bytes: int,
         renewals: Sequence[Renewal] = (),
@@ -89,12 +98,10 @@ class FaultyStore:
         self._linger(deadline)
         return self._transport.read(shard, sinks, value_bytes=value_bytes, renewals=renewals, deadline=deadline)
 
-    def write(
-        self, shard: Place, values: Sequence[ValueToWrite], *, only_if_absent: bool, deadline: Deadline
-    ) -> list[Written]:
+    def write(self, shard: Place, values: ValuesToWrite, *, only_if_absent: bool, deadline: Deadline) -> list[Written]:
         self._linger(deadline)
         if self._switch.corrupts_writes:
-            values = [_spoilt(value) for value in values]
+            values = MadeValues([_spoilt(values[item]) for item in range(len(values.keys))])
         return self._transport.write(shard, values, only_if_absent=only_if_absent, deadline=deadline)
 
     def heads(self, shard: Place, keys: Sequence[bytes], *, deadline: Deadline) -> list[bytes] | None:

@@ -1,7 +1,7 @@
 """Blocks in and out of the store, in batches of one run: at most 16 blocks of one server. A few batches of a server are
 moved in one exchange, so that it is not idle between them.
 
-    fetch ──▶ BlockSink: header judged, payload in place, checksum ──▶ leading verified blocks; corrupt values removed
+    fetch ──▶ header judged, payload in place, checksum ──▶ leading verified blocks; corrupt values removed
     put   ──▶ SET NX ──▶ renew the life of what was there, replace approximate by exact ──▶ leading blocks held
 
 Exchanges of one call run side by side, as many as there are connections. A call returns when every one has ended.
@@ -14,35 +14,27 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
+from itertools import groupby
 
 from whalepod.core.block_keys import BlockKey
 from whalepod.core.clock import Deadline
 
 from . import metrics
+from .columns import joined, rows
 from .held_values import HeldValues
 from .missing_keys import MissingKeys
+from .native_reads import Verdict
 from .renewals import Renewals
 from .store_keys import block_store_key
 from .transport import Place, Renewal, ValueToWrite, ValueTransport, Written
-from .value_format import HEADER_BYTES, BytesLike, Header, Refusal, parse_header
-from .value_sinks import BlockSink, Rejected
-from .value_writer import ValueWriter, flat_pieces
+from .value_format import HEADER_BYTES, Header, Refusal, parse_header
+from .value_sinks import Rejected, WantedBlocks
+from .value_writer import BlocksToWrite, BlockToPut, ValueWriter
 
 logger = logging.getLogger(__name__)
 
 BATCHES_AT_ONCE = 4
 """Of one exchange. With more the server is idle less often, and another caller waits longer for a connection."""
-
-
-@dataclass(frozen=True, slots=True)
-class BlockToPut:
-    """A block and its payload, in one piece or in pieces that follow each other; `layout.payload_bytes` in total."""
-
-    key: BlockKey
-    payload: BytesLike | Sequence[BytesLike]
-    exact: bool
-    owner: int = 0
-    """64 bits that say on whose account it is stored (`store_keys.owner_tag`); 0: nobody's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,76 +104,78 @@ class BlockBatches:
         known = [speed for shard in self._transport.shards if (speed := shard.read_bytes_per_s) is not None]
         return min(known, default=None)
 
-    def fetch(self, sinks: Sequence[BlockSink], *, deadline: Deadline) -> None:
-        """Fill the leading sinks; those past the first gap may be left out. Corrupt values leave the store."""
-        if not sinks:
+    def fetch(self, blocks: WantedBlocks, wanted: Sequence[int], *, deadline: Deadline) -> None:
+        """Fill the buffers of the leading ones of `wanted` (numbers of `blocks`, ascending); those past the first gap
+        may be left out. Corrupt values leave the store."""
+        if not wanted:
             return
-        self._until_gap(
-            [sink.block for sink in sinks], lambda wanted: self._fetch([sinks[i] for i in wanted], deadline)
-        )
-        for sink in sinks:
-            if sink.rejected is not None:
-                remove_if_corrupt(self._transport, sink.rejected, deadline=deadline)
+        self._until_gap(rows(blocks.keys, wanted), lambda chosen: self._fetch(blocks, rows(wanted, chosen), deadline))
+        for number in wanted if blocks.rejected else ():
+            rejected = blocks.rejected.pop(number, None)
+            if rejected is not None:
+                remove_if_corrupt(self._transport, rejected, deadline=deadline)
 
     def put(self, blocks: Sequence[BlockToPut], *, deadline: Deadline) -> int:
-        """How many leading blocks the store, or this rank for others, holds. Raises ValueError on a payload of the
-        wrong size."""
-        payload_bytes = self._writer.layout.payload_bytes
-        payloads = [flat_pieces(block.payload) for block in blocks]
-        if any(sum(map(len, payload)) != payload_bytes for payload in payloads):
-            raise ValueError(f"a block's payload has {payload_bytes} bytes")
+        """How many leading blocks the store, or this rank for others, holds. Payloads have been checked."""
         return self._until_gap(
             [block.key for block in blocks],
-            lambda wanted: self._put([blocks[i] for i in wanted], [payloads[i] for i in wanted], deadline),
+            lambda chosen: self._put(rows(blocks, chosen), deadline),
         )
 
-    def _fetch(self, sinks: Sequence[BlockSink], deadline: Deadline) -> list[bool]:
-        """Of one server, in one exchange. Which are in place now."""
-        due = self._due([sink.block for sink in sinks])
-        value_bytes = HEADER_BYTES + len(sinks[0].buffer)
+    def _fetch(self, blocks: WantedBlocks, numbers: Sequence[int], deadline: Deadline) -> bytes:
+        """Of one server, in one exchange. Their verdicts."""
+        due = self._due(rows(blocks.keys, numbers))
+        value_bytes = HEADER_BYTES + self._writer.layout.payload_bytes
         asked_at_s = self._missing.now_s()
         complete = self._transport.read(
-            self._transport.shard_of(sinks[0].key),
-            sinks,
-            value_bytes=len(sinks) * value_bytes,
+            self._transport.shard_of(blocks.names[numbers[0]]),
+            blocks.batch(numbers),
+            value_bytes=len(numbers) * value_bytes,
             renewals=self._lives(due),
             deadline=deadline,
         )
+        verdicts = bytes(rows(blocks.verdicts, numbers))
+        absent = verdicts.count(Verdict.NONE)
         if complete:
             self._note_renewed(due)
-            for sink in sinks:
-                if not sink.verified and sink.rejected is None:
-                    self._missing.note(sink.key, asked_at_s=asked_at_s)
-        verified = [sink.verified for sink in sinks]
-        metrics.BYTES.labels("read").inc(sum(verified) * value_bytes)
-        return verified
+            for number, verdict in zip(numbers, verdicts, strict=True) if absent else ():
+                if verdict == Verdict.NONE and number not in blocks.rejected:
+                    self._missing.note(blocks.names[number], asked_at_s=asked_at_s)
+        metrics.BYTES.labels("read").inc((len(numbers) - absent) * value_bytes)
+        return verdicts
 
-    def _put(
-        self, blocks: Sequence[BlockToPut], payloads: Sequence[tuple[memoryview, ...]], deadline: Deadline
-    ) -> list[bool]:
-        """Of one server, in one exchange. Which are held now."""
-        values = [
-            self._writer.block(block.key, payload, exact=block.exact, owner=block.owner)
-            for block, payload in zip(blocks, payloads, strict=True)
-        ]
+    def _put(self, blocks: Sequence[BlockToPut], deadline: Deadline) -> bytes:
+        """Of one server, in one exchange. Which are held now: not 0."""
+        values = BlocksToWrite(self._writer, blocks)
         if self._held is not None:
-            self._held.keep(values)
+            self._held.keep(values[number] for number in range(len(blocks)))
             if not self._transport.shards:
-                return [True] * len(values)
-        shard = self._transport.shard_of(values[0].key)
+                return b"\1" * len(blocks)
+        shard = self._transport.shard_of(values.keys[0])
         outcomes = self._transport.write(shard, values, only_if_absent=True, deadline=deadline)
-        count_written(values, outcomes)
-        self._note_renewed(
-            block.key for block, outcome in zip(blocks, outcomes, strict=True) if outcome is Written.STORED
-        )
-        held = (Written.STORED, Written.PRESENT)
-        self._missing.forget(value.key for value, outcome in zip(values, outcomes, strict=True) if outcome in held)
-        present = [index for index, outcome in enumerate(outcomes) if outcome is Written.PRESENT]
-        due = self._due([blocks[index].key for index in present])
+        count_written(outcomes, value_bytes=values.value_bytes)
+        stored = [block.key for block, outcome in zip(blocks, outcomes, strict=True) if outcome is Written.STORED]
+        self._note_renewed(stored)
+        present = [number for number, outcome in enumerate(outcomes) if outcome is Written.PRESENT]
+        there = bytes([outcome is Written.STORED or outcome is Written.PRESENT for outcome in outcomes])
+        self._missing.forget([key for key, is_there in zip(values.keys, there, strict=True) if is_there])
+        if present:
+            self._renew_and_upgrade(shard, blocks, values, present, deadline)
+        return there if self._held is None else b"\1" * len(blocks)
+
+    def _renew_and_upgrade(
+        self,
+        shard: Place,
+        blocks: Sequence[BlockToPut],
+        values: BlocksToWrite,
+        present: Sequence[int],
+        deadline: Deadline,
+    ) -> None:
+        """What somebody stored before: its life is renewed, and an approximate block gives way to an exact one."""
+        due = self._due([blocks[number].key for number in present])
         if due and self._transport.renew(shard, self._lives(due), deadline=deadline):
             self._note_renewed(due)
-        self._upgrade(shard, [(blocks[index], values[index]) for index in present if blocks[index].exact], deadline)
-        return [self._held is not None or outcome in held for outcome in outcomes]
+        self._upgrade(shard, [(blocks[number], values[number]) for number in present if blocks[number].exact], deadline)
 
     def _upgrade(self, shard: Place, exact: Sequence[tuple[BlockToPut, ValueToWrite]], deadline: Deadline) -> None:
         """Replace those of the stored blocks that are approximate. Losing a race leaves a valid block."""
@@ -208,10 +202,10 @@ class BlockBatches:
         blocks_max = max(1, writer.settings.batch_bytes_max // (HEADER_BYTES + writer.layout.payload_bytes))
         batches: list[slice] = []
         start = 0
-        for index in range(1, len(keys) + 1):
-            if index == len(keys) or keys[index].run != keys[start].run or index - start == blocks_max:
-                batches.append(slice(start, index))
-                start = index
+        for _, run in groupby([key.run for key in keys]):
+            end = start + sum(1 for _ in run)
+            batches += [slice(at, min(end, at + blocks_max)) for at in range(start, end, blocks_max)]
+            start = end
         return batches
 
     def _exchanges(self, keys: Sequence[BlockKey], batches: Sequence[slice]) -> list[list[int]]:
@@ -227,19 +221,19 @@ class BlockBatches:
                 exchanges += [own[at : at + BATCHES_AT_ONCE] for at in range(0, len(own), BATCHES_AT_ONCE)]
         return sorted(exchanges)
 
-    def _until_gap(self, keys: Sequence[BlockKey], work: Callable[[Sequence[int]], Sequence[bool]]) -> int:
+    def _until_gap(self, keys: Sequence[BlockKey], work: Callable[[Sequence[int]], bytes]) -> int:
         """Work through all keys, count the leading ones done. What lies past a gap already seen is left out.
-        `work`: does what belongs to some keys of one server, and tells which of them it has done."""
+        `work`: does what belongs to some keys of one server, and tells which of them it has done: not 0."""
         batches = self._batches(keys)
         done = [0] * len(batches)
         gaps: list[int] = []
 
         def attempt(numbers: Sequence[int]) -> None:
-            wanted = [number for number in numbers if not any(gap < number for gap in gaps)]
+            first_gap, at = min(gaps, default=len(batches)), 0
+            wanted = [number for number in numbers if number <= first_gap]
             if not wanted:
                 return
-            did = work([index for number in wanted for index in range(len(keys))[batches[number]]])
-            at = 0
+            did = work(joined(batches[number] for number in wanted))
             for number in wanted:
                 size = batches[number].stop - batches[number].start
                 done[number] = leading(did[at : at + size])
@@ -271,21 +265,15 @@ def remove_if_corrupt(transport: ValueTransport, value: Rejected, *, deadline: D
         transport.delete_if(shard, value.key, head=value.head, value_bytes=value.value_bytes, deadline=deadline)
 
 
-def leading(flags: Iterable[bool]) -> int:
-    """How many are true before the first that is not."""
-    count = 0
-    for flag in flags:
-        if not flag:
-            break
-        count += 1
-    return count
+def leading(flags: bytes | bytearray) -> int:
+    """How many are not 0 before the first that is."""
+    first = flags.find(0)
+    return len(flags) if first < 0 else first
 
 
-def count_written(values: Sequence[ValueToWrite], outcomes: Sequence[Written]) -> None:
-    stored = 0
-    for value, outcome in zip(values, outcomes, strict=True):
-        if outcome is Written.STORED:
-            stored += value.value_bytes
-        elif outcome is not Written.PRESENT:
+def count_written(outcomes: Sequence[Written], *, value_bytes: int) -> None:
+    """Of values of so many bytes each."""
+    metrics.BYTES.labels("written").inc(outcomes.count(Written.STORED) * value_bytes)
+    for outcome in outcomes:
+        if outcome is Written.DROPPED or outcome is Written.UNKNOWN:
             metrics.WRITES_DROPPED.labels(outcome.value).inc()
-    metrics.BYTES.labels("written").inc(stored)

@@ -8,21 +8,27 @@ What came from afar is left in the node cache. The same block is read once at a 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from typing import Protocol
 
 from whalepod.core.clock import Deadline
 
 from . import metrics
 from .block_batches import BlockBatches
+from .columns import rows
 from .missing_keys import MissingKeys
 from .node_cache import NodeCache
 from .single_flight import SingleFlight
-from .value_sinks import BlockSink
-
-_Read = Callable[[Sequence[BlockSink], Deadline], None]
+from .value_sinks import WantedBlocks
 
 PREFER_DIRECT = 2.0
 """A peer that is so many times faster than the store is asked first."""
+
+
+class _Read(Protocol):
+    """Fills some of the blocks wanted, those behind a gap perhaps not."""
+
+    def __call__(self, blocks: WantedBlocks, wanted: Sequence[int], *, deadline: Deadline) -> None: ...
 
 
 class BlockReader:
@@ -37,33 +43,33 @@ class BlockReader:
 
     def read(
         self,
-        sinks: Sequence[BlockSink],
+        blocks: WantedBlocks,
         *,
         deadline: Deadline,
         peer: BlockBatches | None = None,
         told: bool = False,
         block_worth_s: float | None = None,
     ) -> None:
-        """Fill the leading sinks. `told`: somebody has said that they are stored, so a miss of a moment ago is old
+        """Fill the leading buffers. `told`: somebody has said that they are stored, so a miss of a moment ago is old
         news. A source known to take longer than `block_worth_s` for a block is not asked."""
         if self._cache is not None:
-            self._cache.read(sinks)
-            _count("l1", sinks, before=0)
+            self._cache.read(blocks)
+            _count("l1", blocks, before=0)
         known = self._store is None or told
         sources: list[tuple[str, _Read, bool]] = []
-        if self._store is not None and _is_worth(self._store, sinks, block_worth_s):
+        if self._store is not None and _is_worth(self._store, blocks, block_worth_s):
             sources.append(("store", self._from_store, known))
-        if peer is not None and _is_worth(peer, sinks, block_worth_s):
-            sources.insert(0 if self._prefers(peer) else 1, ("direct", _from(peer), True))
+        if peer is not None and _is_worth(peer, blocks, block_worth_s):
+            sources.insert(0 if self._prefers(peer) else 1, ("direct", peer.fetch, True))
         for name, read, certain in sources:
-            before = sum(sink.verified for sink in sinks)
-            wanted = _up_to_gap([sink for sink in sinks if not sink.verified], None if certain else self._missing)
+            before = blocks.verified
+            wanted = self._up_to_gap(blocks, blocks.missing(), certain=certain)
             if not wanted or deadline.expired:
                 continue
-            read(wanted, deadline)
-            _count(name, sinks, before=before)
+            read(blocks, wanted, deadline=deadline)
+            _count(name, blocks, before=before)
             if self._cache is not None:
-                self._cache.write([sink for sink in wanted if sink.verified])
+                self._cache.write(blocks, wanted)
 
     def _prefers(self, peer: BlockBatches) -> bool:
         if self._store is None or not self._store.available:
@@ -71,48 +77,42 @@ class BlockReader:
         ours, theirs = self._store.read_bytes_per_s, peer.read_bytes_per_s
         return ours is not None and theirs is not None and theirs > PREFER_DIRECT * ours
 
-    def _from_store(self, sinks: Sequence[BlockSink], deadline: Deadline) -> None:
+    def _from_store(self, blocks: WantedBlocks, wanted: Sequence[int], *, deadline: Deadline) -> None:
         assert self._store is not None
-        boarded = self._flights.board((sink.block.hash, sink.buffer) for sink in sinks)
-        seats = list(zip(sinks, boarded, strict=True))
-        own = [sink for sink, seat in seats if seat is None]
+        seats = self._flights.board(rows(blocks.hashes, wanted), lambda place: blocks.view(wanted[place]))
+        own = [number for place, number in enumerate(wanted) if place not in seats] if seats else wanted
         try:
-            self._store.fetch(own, deadline=deadline)
+            self._store.fetch(blocks, own, deadline=deadline)
         finally:
-            self._flights.land((sink.block.hash, sink.buffer, sink.exact if sink.verified else None) for sink in own)
-        again: list[BlockSink] = []
-        for sink, seat in seats:
-            if seat is None:
-                continue
+            self._flights.land(rows(blocks.hashes, own), lambda place: blocks.arrived(own[place]))
+        again: list[int] = []
+        for place, seat in seats.items():
             exact = self._flights.wait(seat, deadline=deadline)
             if exact is None:
-                again.append(sink)
-            elif exact or not sink.exact_only:
-                sink.take(exact=exact)
+                again.append(wanted[place])
+            elif exact or not blocks.exact_only:
+                blocks.take(wanted[place], exact=exact)
         if again and not deadline.expired:
             # Whoever read it was in more of a hurry, or asked for less.
-            self._store.fetch(_up_to_gap(again, self._missing), deadline=deadline)
+            self._store.fetch(blocks, self._up_to_gap(blocks, again, certain=False), deadline=deadline)
+
+    def _up_to_gap(self, blocks: WantedBlocks, numbers: Sequence[int], *, certain: bool) -> Sequence[int]:
+        """Those before the first that is known to be missing: nothing behind it would be used. `certain`: none is."""
+        if certain:
+            return numbers
+        return numbers[: self._missing.before_first(rows(blocks.names, numbers))]
 
 
-def _is_worth(source: BlockBatches, sinks: Sequence[BlockSink], block_worth_s: float | None) -> bool:
-    speed = source.read_bytes_per_s
-    missing = next((sink for sink in sinks if not sink.verified), None)
-    if block_worth_s is None or speed is None or missing is None or len(missing.buffer) / speed < block_worth_s:
+def _is_worth(source: BlockBatches, blocks: WantedBlocks, block_worth_s: float | None) -> bool:
+    speed, block_bytes = source.read_bytes_per_s, blocks.headers.layout.payload_bytes
+    all_there = blocks.verified == len(blocks.keys)
+    if block_worth_s is None or speed is None or all_there or block_bytes / speed < block_worth_s:
         return True
     metrics.FETCHES_NOT_WORTH.inc()
     return False
 
 
-def _from(batches: BlockBatches) -> _Read:
-    return lambda sinks, deadline: batches.fetch(sinks, deadline=deadline)
-
-
-def _up_to_gap(sinks: Sequence[BlockSink], missing: MissingKeys | None) -> Sequence[BlockSink]:
-    """Those before the first that is known to be missing: nothing behind it would be used."""
-    return sinks if missing is None else sinks[: missing.before_first(sink.key for sink in sinks)]
-
-
-def _count(source: str, sinks: Sequence[BlockSink], *, before: int) -> None:
-    blocks = sum(sink.verified for sink in sinks) - before
-    if blocks:
-        metrics.TOKENS.labels(source).inc(blocks * sinks[0].headers.layout.block_tokens)
+def _count(source: str, blocks: WantedBlocks, *, before: int) -> None:
+    count = blocks.verified - before
+    if count:
+        metrics.TOKENS.labels(source).inc(count * blocks.headers.layout.block_tokens)

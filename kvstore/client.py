@@ -17,11 +17,12 @@ from whalepod.core.clock import SYSTEM_CLOCK, Clock, Deadline
 from whalepod.core.ids import Incarnation
 
 from . import metrics
-from .block_batches import BatchThreads, BlockBatches, BlockToPut, count_written, leading, remove_if_corrupt
+from .block_batches import BatchThreads, BlockBatches, count_written, leading, remove_if_corrupt
 from .block_reader import BlockReader
 from .direct_peers import DirectPeers, Peer
 from .held_values import HeldValues
 from .missing_keys import MissingKeys
+from .native_reads import Verdict
 from .node_cache import NodeCache
 from .plain_block_headers import PlainBlockHeaders
 from .purge_watch import PurgeWatch
@@ -29,11 +30,11 @@ from .redis_transport import RedisTransport
 from .renewals import Renewals
 from .settings import StoreSettings
 from .store_keys import block_store_key
-from .transport import Place, ValueTransport, Written
+from .transport import MadeValues, Place, ValueTransport, Written
 from .value_format import HEADER_BYTES, BlockLayout, SnapshotValue
 from .value_mac import ValueMac
-from .value_sinks import BlockSink, SnapshotSink
-from .value_writer import ValueWriter, flat, flat_pieces
+from .value_sinks import SnapshotSink, WantedBlocks
+from .value_writer import BlockToPut, ValueWriter, check_payloads, flat_pieces
 
 __all__ = ["BlockToPut", "Fetched", "KvClient", "ShardHealth"]
 
@@ -148,30 +149,21 @@ class KvClient:
         writes to a buffer after this has returned. A hit renews the block's life. `handed_off_by`: `host:port` of the
         rank that has just published them and can be asked too; empty: it serves nobody directly. A source
         known to take longer than `block_worth_s` for a block is not asked. Raises ValueError on a buffer of another
-        size.
+        size, or one that is not writable or not one run of bytes.
         """
-        payload_bytes = self._required_writer.layout.payload_bytes
-        views = [flat(buffer) for buffer in buffers]
-        if any(len(view) != payload_bytes or view.readonly for view in views):
-            raise ValueError(f"a block's buffer is writable and has {payload_bytes} bytes")
-        pairs = zip(keys, views, strict=True)
-        sinks = [BlockSink(key, view, self._headers, exact_only, self._mac) for key, view in pairs]
+        assert self._required_writer
+        blocks = WantedBlocks(keys, buffers, self._headers, exact_only=exact_only, mac=self._mac)
         peer = self._peer(handed_off_by)
         with metrics.FETCH_SECONDS.labels("block").time():
-            told = handed_off_by is not None
             self._reader.read(
-                sinks,
+                blocks,
                 deadline=deadline,
                 peer=peer.batches if peer else None,
-                told=told,
+                told=handed_off_by is not None,
                 block_worth_s=block_worth_s,
             )
-        exact: list[bool] = []
-        for sink in sinks:
-            if not sink.verified:
-                break
-            exact.append(sink.exact)
-        return Fetched(count=len(exact), exact=tuple(exact))
+        count, exact = leading(blocks.verdicts), Verdict.EXACT
+        return Fetched(count=count, exact=tuple([verdict == exact for verdict in blocks.verdicts[:count]]))
 
     def put_blocks(self, blocks: Sequence[BlockToPut], *, deadline: Deadline) -> int:
         """Store blocks; returns how many *leading* ones the store is known to hold, or this rank for others.
@@ -180,7 +172,7 @@ class KvClient:
         before counts as held and its life is renewed. An exact block replaces an approximate one, never the reverse;
         nothing else is ever overwritten. Raises ValueError on a payload of the wrong size.
         """
-        assert self._required_writer
+        check_payloads(blocks, payload_bytes=self._required_writer.layout.payload_bytes)
         if self._cache is not None:
             self._cache.put(
                 [(block.key.hash, block.key.parent, block.exact, flat_pieces(block.payload)) for block in blocks]
@@ -206,8 +198,8 @@ class KvClient:
             return self._held is not None
         with metrics.STORE_SECONDS.labels("snapshot").time():
             shard = self._transport.shard_of(key)
-            outcomes = self._transport.write(shard, [to_write], only_if_absent=False, deadline=deadline)
-        count_written([to_write], outcomes)
+            outcomes = self._transport.write(shard, MadeValues([to_write]), only_if_absent=False, deadline=deadline)
+        count_written(outcomes, value_bytes=to_write.value_bytes)
         return outcomes == [Written.STORED] or self._held is not None
 
     def get_snapshot(
@@ -284,7 +276,7 @@ class KvClient:
     def _snapshot_from(self, transport: ValueTransport, key: bytes, deadline: Deadline) -> SnapshotValue | None:
         writer, bytes_max = self._required_writer, self._settings.value_bytes_max
         sink = SnapshotSink(key, writer.namespace, writer.layout.format_id, bytes_max, self._mac)
-        transport.read(transport.shard_of(key), [sink], value_bytes=SNAPSHOT_BYTES_GUESS, deadline=deadline)
+        transport.read(transport.shard_of(key), sink, value_bytes=SNAPSHOT_BYTES_GUESS, deadline=deadline)
         if sink.rejected is not None:
             remove_if_corrupt(transport, sink.rejected, deadline=deadline)
         return sink.value
@@ -302,9 +294,9 @@ class KvClient:
         present, answered = self._exist(keys[last : last + RUN_BLOCKS], deadline)
         return last + leading(present), heads_answered and answered
 
-    def _exist(self, keys: Sequence[BlockKey], deadline: Deadline) -> tuple[list[bool], bool]:
+    def _exist(self, keys: Sequence[BlockKey], deadline: Deadline) -> tuple[bytearray, bool]:
         names = [block_store_key(key) for key in keys]
-        present = [False] * len(keys)
+        present = bytearray(len(keys))
         silent: list[str] = []
 
         def probe(shard: Place, indices: Sequence[int]) -> None:

@@ -13,7 +13,7 @@ from random import Random
 
 from whalepod.core.clock import Deadline
 
-from .transport import Place, Renewal, ValueSink, ValueToWrite, Written
+from .transport import Place, Renewal, ValueSink, ValueSinks, ValuesToWrite, ValueToWrite, Written
 from .value_format import HEADER_BYTES
 
 LOST_WRITES_MAX = 8
@@ -116,32 +116,32 @@ class FaultyTransport:
     def read(
         self,
         shard: Place,  # noqa: ARG002
-        sinks: Sequence[ValueSink],
+        sinks: ValueSinks,
         *,
         value_bytes: int,  # noqa: ARG002
         renewals: Sequence[Renewal] = (),  # noqa: ARG002
         deadline: Deadline,
     ) -> bool:
-        for sink in sinks:
-            fault = self._step(sink.key, deadline)
+        for item, key in enumerate(sinks.keys):
+            fault = self._step(key, deadline)
             if fault is Fault.DROP:
                 return False
-            value = self.values.get(sink.key)
+            value = self.values.get(key)
             if value is not None:
-                self._give(sink, self._spoilt(value, fault))
+                self._give(sinks[item], self._spoilt(value, fault))
         return True
 
     def write(
         self,
         shard: Place,  # noqa: ARG002
-        values: Sequence[ValueToWrite],
+        values: ValuesToWrite,
         *,
         only_if_absent: bool,
         deadline: Deadline,
     ) -> list[Written]:
-        outcomes = [Written.UNKNOWN] * len(values)
-        for index, value in enumerate(values):
-            fault = self._step(value.key, deadline)
+        outcomes = [Written.UNKNOWN] * len(values.keys)
+        for index, key in enumerate(values.keys):
+            fault, value = self._step(key, deadline), values[index]
             if fault is Fault.DROP:
                 if self._draw.random() < 0.5:  # the answer was lost, not the write
                     self._keep(value, only_if_absent=only_if_absent)

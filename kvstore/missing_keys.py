@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from whalepod.core.clock import Clock
 
@@ -26,10 +26,12 @@ class MissingKeys:
             missing_at_s = self._missing_at_s.get(key)
         return missing_at_s is not None and self._clock.monotonic_s() - missing_at_s < self._life_s
 
-    def before_first(self, keys: Iterable[bytes]) -> int:
+    def before_first(self, keys: Sequence[bytes]) -> int:
         """How many of `keys` stand before the first that is missing."""
         count = 0
         with self._lock:
+            if self._missing_at_s.keys().isdisjoint(keys):
+                return len(keys)
             oldest_s = self._clock.monotonic_s() - self._life_s
             for key in keys:
                 missing_at_s = self._missing_at_s.get(key)

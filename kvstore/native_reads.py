@@ -1,6 +1,6 @@
 """The C half of reading values: `read_values.c`.
 
-places of a batch ──▶ whalepod_ask_and_judge (no interpreter, no lock) ──▶ how many arrived as foreseen
+columns of a batch ──▶ whalepod_read_columns (no interpreter, no lock) ──▶ how many arrived as foreseen, a verdict each
 """
 
 from __future__ import annotations
@@ -9,31 +9,30 @@ import ctypes
 from array import array
 from collections.abc import Sequence
 from enum import IntEnum
-from itertools import accumulate
 from typing import NamedTuple
 
 from .faults import StoreFault
-from .native_library import FAULTS, TIMEOUT_NS_MAX, Ahead, load, xxh3
-
-_WORDS_A_VALUE = 8
-_address = ctypes.addressof
-_FirstByte = ctypes.c_char
+from .native_library import Ahead, HeldBuffers, NativeLibrary, address_of
 
 
 class Foreseen(NamedTuple):
-    """Where a value of a known length goes before anybody has judged it."""
+    """Where values of one length go before anybody has judged them."""
 
     head_bytes: int
     """Of header and extension, received apart from the payload."""
-    payload: memoryview
-    """Writable bytes."""
-    plain: bytes = b""
-    """What its header should be but for what differs between writers (`PlainBlockHeaders.expected`); empty: it is for
-    the sink to say."""
+    payload_bytes: int
+    payloads: Sequence[memoryview]
+    """Writable bytes, `payload_bytes` each."""
+    plain: bytes
+    """What every header should be but for its identity and for what differs between writers
+    (`PlainBlockHeaders.plain`); empty: it is for the sinks to say."""
+    identities: bytes
+    """Of each (`plain_block_headers.identities_of`)."""
+    exact_only: bool
 
 
 class Verdict(IntEnum):
-    """Of a value, by the C half."""
+    """Of a value that was read."""
 
     NONE = 0
     """It is for the sink to say."""
@@ -42,17 +41,21 @@ class Verdict(IntEnum):
     EXACT = 2
 
 
+class Requests(NamedTuple):
+    """Questions of one length about each value of a batch; more may follow the last."""
+
+    count: int
+    bytes: bytes
+    bytes_each: int
+
+    def end(self, count: int) -> int:
+        """Where the first `count` of them end."""
+        return len(self.bytes) if count == self.count else count * self.bytes_each
+
+
 class Arrived(NamedTuple):
     """What came of a call."""
 
-    whole: int
-    """Leading values that are in place."""
-    heads: bytearray
-    """Theirs, one after the other."""
-    payload_hashes: Sequence[int | None]
-    """Their payloads' xxh3-64, if it was taken."""
-    verdicts: Sequence[int]
-    sent: int
     start: int
     end: int
     """Of what is read ahead now."""
@@ -60,81 +63,83 @@ class Arrived(NamedTuple):
     """What put the connection in doubt."""
 
 
-class _Requests(ctypes.Structure):
+class _Reading(ctypes.Structure):
     _fields_ = (
-        ("bytes", ctypes.c_char_p),
+        ("count", ctypes.c_int64),
+        ("done", ctypes.c_int64),
         ("sent", ctypes.c_int64),
         ("ahead", ctypes.c_int64),
         ("early", ctypes.c_int64),
+        ("requests", ctypes.c_char_p),
+        ("request_bytes", ctypes.c_int64),
+        ("requests_bytes", ctypes.c_int64),
+        ("heads", ctypes.c_void_p),
+        ("head_bytes", ctypes.c_int64),
+        ("payloads", ctypes.c_void_p),
+        ("payload_bytes", ctypes.c_int64),
+        ("plain", ctypes.c_char_p),
+        ("identities", ctypes.c_char_p),
+        ("exact_only", ctypes.c_int64),
+        ("payload_hashes", ctypes.c_void_p),
+        ("verdicts", ctypes.c_void_p),
     )
 
 
-class NativeReads:
-    """The loaded library."""
+class Reading:
+    """A batch on its way over one connection. Its buffers stay where they are until it is closed."""
 
-    def __init__(self, library: ctypes.CDLL) -> None:
-        """Raises AttributeError if it is another library, or one of other sources: the name of its function goes with
-        the layout of what is passed."""
-        self._read = library.whalepod_ask_and_judge
-        self._read.argtypes = (
-            ctypes.c_int, ctypes.c_void_p, ctypes.c_int64, ctypes.POINTER(_Requests), ctypes.POINTER(Ahead),
-            ctypes.c_void_p, ctypes.c_int64, ctypes.POINTER(ctypes.c_int64),
+    def __init__(
+        self, native: NativeLibrary, foreseen: Foreseen, requests: Requests, *, ahead: int, early: bool
+    ) -> None:
+        """`ahead`: how many may be asked for before the first is answered, `early`: besides one whose reply has begun.
+        Raises BufferError on a payload that is not one run of bytes which can be written."""
+        count, head_bytes = requests.count, foreseen.head_bytes
+        self._native = native
+        self._held: HeldBuffers = native.hold(foreseen.payloads, writable=True)
+        self._heads = array("B", bytes(count * head_bytes))
+        self._head_bytes = head_bytes
+        self._verdicts = array("B", bytes(count))
+        self.payload_hashes = array("Q", bytes(8 * count))
+        """xxh3-64 of the payloads that have arrived."""
+        self._columns = _Reading(
+            count, 0, 0, ahead, early, requests.bytes, requests.bytes_each, len(requests.bytes),
+            address_of(self._heads), head_bytes, address_of(self._held.places), foreseen.payload_bytes,
+            foreseen.plain or None, foreseen.identities, foreseen.exact_only,
+            address_of(self.payload_hashes), address_of(self._verdicts),
         )  # fmt: skip
-        self._read.restype = ctypes.c_int
-        self._hash = xxh3()
 
-    def read(
-        self,
-        descriptor: int,
-        values: Sequence[Foreseen],
-        requests: Sequence[bytes],
-        read_ahead: tuple[bytearray, int, int],
-        *,
-        sent: int,
-        ahead: int,
-        early: bool,
-        timeout_s: float,
-    ) -> Arrived:
-        """Read leading `values`; `sent` of their `requests` are on their way, `ahead` may be; `early`: besides one
-        whose reply has begun. `read_ahead`: a buffer, and from where to where it holds what was received before."""
-        head_bytes = [value.head_bytes for value in values]
-        heads, plains = bytearray(sum(head_bytes)), b"".join([value.plain for value in values])
-        buffer, start, end = read_ahead
-        # Buffers stay where they are as long as these live.
-        first, ours = _FirstByte.from_buffer(heads), _FirstByte.from_buffer(buffer)
-        held = [_FirstByte.from_buffer(value.payload) for value in values]
-        plain_at = ctypes.cast(ctypes.c_char_p(plains), ctypes.c_void_p).value or 0
-        plains_at = accumulate([len(value.plain) for value in values[:-1]], initial=plain_at)
-        columns = (
-            accumulate(head_bytes[:-1], initial=_address(first)),
-            head_bytes,
-            map(_address, held),
-            [len(value.payload) for value in values],
-            [at if value.plain else 0 for at, value in zip(plains_at, values, strict=True)],
-            accumulate(map(len, requests)),
-        )
-        places = array("Q", bytes(8 * _WORDS_A_VALUE * len(values)))
-        for which, column in enumerate(columns):
-            places[which::_WORDS_A_VALUE] = array("Q", column)
-        asked, done = _Requests(b"".join(requests), sent, ahead, early), ctypes.c_int64()
-        received = Ahead(_address(ours), len(buffer), start, end)
-        timeout_ns = min(int(timeout_s * 1e9), TIMEOUT_NS_MAX)
-        at = places.buffer_info()[0]
-        reason = FAULTS[self._read(descriptor, at, len(values), asked, received, self._hash, timeout_ns, done)]
-        fault = StoreFault(reason, "receive") if reason else None
-        count, words = done.value, _WORDS_A_VALUE
-        hashes = places[6 : words * count : words] if self._hash else [None] * count
-        verdicts = places[7 : words * count : words]
-        return Arrived(count, heads, hashes, verdicts, asked.sent, received.start, received.end, fault)
+    @property
+    def done(self) -> int:
+        """Values taken, here or elsewhere."""
+        return self._columns.done
 
+    @property
+    def sent(self) -> int:
+        """Requests sent, here or elsewhere."""
+        return self._columns.sent
 
-def _loaded() -> NativeReads | None:
-    library = load()
-    try:
-        return NativeReads(library) if library is not None else None
-    except AttributeError:
-        return None
+    def proceed(self, descriptor: int, ahead: tuple[bytearray, int, int], *, sent: int, timeout_s: float) -> Arrived:
+        """Ask for what is left and take it, up to a reply that is another than foreseen. `ahead`: a buffer, and from
+        where to where it holds what was received before."""
+        buffer, start, end = ahead
+        self._columns.sent = sent
+        ours = ctypes.c_char.from_buffer(buffer)  # it stays where it is as long as this lives
+        received = Ahead(ctypes.addressof(ours), len(buffer), start, end)
+        fault = self._native.read(descriptor, ctypes.addressof(self._columns), received, timeout_s=timeout_s)
+        return Arrived(received.start, received.end, fault)
 
+    def note_other_reply(self) -> None:
+        """The next value's reply was taken elsewhere."""
+        self._columns.done += 1
 
-NATIVE_READS = _loaded()
-"""None: it was not built here."""
+    def verdicts(self, first: int) -> bytes:
+        """Of the values from `first` on that were taken here."""
+        return self._verdicts[first : self._columns.done].tobytes()
+
+    def head(self, number: int) -> bytes:
+        """Header and extension of a value that has arrived."""
+        return self._heads[number * self._head_bytes : (number + 1) * self._head_bytes].tobytes()
+
+    def close(self) -> None:
+        """Idempotent."""
+        self._held.close()

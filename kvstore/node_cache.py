@@ -21,7 +21,7 @@ from whalepod.core.clock import Clock
 from . import metrics
 from .node_segment import FREE, VALID, NodeSegment, SegmentBusyError
 from .value_format import payload_checksum
-from .value_sinks import BlockSink
+from .value_sinks import WantedBlocks
 
 logger = logging.getLogger(__name__)
 
@@ -57,27 +57,27 @@ class NodeCache:
         """Blocks that are here, counted without the lock: it is a figure for people."""
         return 0 if self._closed else int(np.count_nonzero(self._segment.slots["state"] == VALID))
 
-    def read(self, sinks: Sequence[BlockSink]) -> None:
-        """Fill those whose blocks are here, up to the first that is not."""
-        for start in range(0, len(sinks), BATCH_BLOCKS):
-            batch = sinks[start : start + BATCH_BLOCKS]
-            found = self._copied(batch)
-            wrong = [sink for sink, (checksum, _) in zip(batch, found, strict=False)
-                     if payload_checksum((sink.buffer,)) != checksum]  # fmt: skip
-            for sink, (_, exact) in zip(batch, found, strict=False):
-                if sink in wrong:
+    def read(self, blocks: WantedBlocks) -> None:
+        """Fill the buffers of those that are here, up to the first that is not."""
+        for start in range(0, len(blocks.keys), BATCH_BLOCKS):
+            batch = range(len(blocks.keys))[start : start + BATCH_BLOCKS]
+            found = self._copied(blocks, batch)
+            wrong = [number for number, (checksum, _) in zip(batch, found, strict=False)
+                     if payload_checksum((blocks.view(number),)) != checksum]  # fmt: skip
+            for number, (_, exact) in zip(batch, found, strict=False):
+                if number in wrong:
                     break
-                sink.take(exact=exact)
+                blocks.take(number, exact=exact)
             if wrong:
                 logger.error("node cache: a block is damaged and is dropped")
-                self._forget([sink.block.hash for sink in wrong])
+                self._forget([blocks.hashes[number] for number in wrong])
             if wrong or len(found) < len(batch):
                 return
 
-    def write(self, sinks: Sequence[BlockSink]) -> None:
-        """Keep verified blocks, ancestors first."""
-        blocks = [(sink.block.hash, sink.block.parent, sink.exact, (sink.buffer,)) for sink in sinks]
-        self.put(blocks)
+    def write(self, blocks: WantedBlocks, numbers: Iterable[int]) -> None:
+        """Keep those of `numbers`, ascending, that have arrived."""
+        arrived = [(blocks.keys[number], there) for number in numbers if (there := blocks.arrived(number)) is not None]
+        self.put([(key.hash, key.parent, exact, (buffer,)) for key, (buffer, exact) in arrived])
 
     def put(self, blocks: Sequence[tuple[bytes, bytes, bool, tuple[memoryview, ...]]]) -> None:
         """(hash, parent, exact, payload in pieces) each, ancestors first."""
@@ -119,19 +119,19 @@ class NodeCache:
                 self._rebuild()
             yield True
 
-    def _copied(self, batch: Sequence[BlockSink]) -> list[tuple[int, bool]]:
+    def _copied(self, blocks: WantedBlocks, numbers: Sequence[int]) -> list[tuple[int, bool]]:
         """Checksum and exactness of the leading blocks that were here, copied into their buffers."""
         found: list[tuple[int, bool]] = []
         with contextlib.suppress(SegmentBusyError), self._entered() as ours:
             now = self._tick() if ours else 0
-            for sink in batch if ours else ():
-                slot = self._find(sink.block.hash)
+            for number in numbers if ours else ():
+                slot = self._find(blocks.hashes[number])
                 if slot is None:
                     break
                 entry = self._segment.slots[slot]
-                if sink.exact_only and not entry["exact"]:
+                if blocks.exact_only and not entry["exact"]:
                     break
-                sink.buffer[:] = self._segment.payload(slot)
+                blocks.view(number)[:] = self._segment.payload(slot)
                 entry["used"] = now
                 found.append((int(entry["checksum"]), bool(entry["exact"])))
         return found

@@ -7,19 +7,21 @@ Flight ──▶ server ──▶ values of the foreseen length: straight into p
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 
 from whalepod.core.clock import Deadline
 
 from . import metrics
+from .columns import put_rows
 from .faults import ErrorReply, FaultReason, Meaning, StoreFault, code_label, meaning_of, raise_if_server_wide
-from .native_reads import Arrived, Foreseen, Verdict
-from .native_writes import NATIVE_WRITES, Sending
+from .native_library import NATIVE, NativeLibrary
+from .native_reads import Foreseen, Reading, Requests, Verdict
+from .native_writes import PRESENT, STORED, Writing
 from .resp import Reply, RespConnection, command
 from .slot_map import Redirection
-from .transport import ValueSink, ValueToWrite
+from .transport import ValueSink, ValueSinks, ValuesToWrite
 from .value_format import HEADER_BYTES
 
 logger = logging.getLogger(__name__)
@@ -35,6 +37,7 @@ at once makes all their replies before it sends the first, in memory that no cac
 anew: two to four times its time a byte. So a lone connection asks for the next value when a reply begins, several when
 it has ended."""
 ASKING = command(b"ASKING")
+_REPLIES: Mapping[int, Reply] = {STORED: b"OK", PRESENT: None}
 
 
 @dataclass(slots=True)
@@ -67,38 +70,38 @@ class Batch:
 def write_values(
     connection: RespConnection,
     batch: Batch,
-    values: Sequence[ValueToWrite],
+    values: ValuesToWrite,
     starts: Sequence[bytes],
     ends: Sequence[bytes],
     *,
     deadline: Deadline,
 ) -> Iterator[Reply]:
-    """The replies to commands of a start, a value and an end, in order; each is sent when enough of those before it
-    have been answered. Raises StoreFault.
+    """The replies to commands of a start, a value of `batch` and an end, in order; each is sent when enough of those
+    before it have been answered. Raises StoreFault.
 
     The start of a command goes out with the rest of the one before: a server that knows what comes receives it in
     place, one that finds all of it in its buffer moves it once more.
     """
-    ahead = max(1, IN_FLIGHT_BYTES // max(1, values[0].value_bytes))
-    if NATIVE_WRITES is None or batch.asking or not all(value.has_draft for value in values):
+    ahead = max(1, IN_FLIGHT_BYTES // max(1, values.value_bytes))
+    drafts = None if NATIVE is None or batch.asking else values.drafts(batch.items)
+    if NATIVE is None or drafts is None:
         yield from _written_by_python(connection, batch, values, starts, ends, ahead=ahead, deadline=deadline)
         return
-    with closing(Sending(NATIVE_WRITES, values, starts, ends, ahead=ahead)) as sending:
-        while sending.answered < len(values):
-            acknowledged = connection.write_values(sending, deadline=deadline)
-            for stored in acknowledged.stored:
-                yield b"OK" if stored else None
+    with closing(Writing(NATIVE, drafts, starts, ends, ahead=ahead)) as writing:
+        while writing.answered < len(starts):
+            acknowledged = connection.write_values(writing, deadline=deadline)
+            yield from map(_REPLIES.get, acknowledged.answers)
             if acknowledged.fault is not None:
                 raise acknowledged.fault
-            if sending.expects_another:
-                sending.note_other_answer()
+            if writing.answered < len(starts):
                 yield connection.read_reply(deadline=deadline)
+                writing.note_other_answer()
 
 
 def _written_by_python(
     connection: RespConnection,
     batch: Batch,
-    values: Sequence[ValueToWrite],
+    values: ValuesToWrite,
     starts: Sequence[bytes],
     ends: Sequence[bytes],
     *,
@@ -107,14 +110,14 @@ def _written_by_python(
 ) -> Iterator[Reply]:
     prefix = ASKING if batch.asking else b""
     connection.send([prefix + starts[0]], deadline=deadline)
-    sent, count = 0, len(values)
+    sent, count = 0, len(starts)
     for done in range(count):
         while sent < min(count, done + ahead):
             following = [prefix + starts[sent + 1]] if sent + 1 < count else []
-            connection.send([*values[sent].pieces, ends[sent], *following], deadline=deadline)
+            connection.send([*values[batch.items[sent]].pieces, ends[sent], *following], deadline=deadline)
             sent += 1
         if sent < count:
-            _ = values[sent].pieces  # while the server is busy
+            _ = values[batch.items[sent]].pieces  # while the server is busy
         batch.skip_asking(connection, deadline)
         yield connection.read_reply(deadline=deadline)
 
@@ -125,54 +128,35 @@ class Flight:
     def __init__(
         self,
         connection: RespConnection,
-        requests: Sequence[bytes],
+        requests: Requests,
         *,
         item_bytes: int,
         deadline: Deadline,
         alone: bool = False,
     ) -> None:
         """`item_bytes`: of one value, about. `alone`: values come over no other connection."""
+        self.requests = requests
+        self.ahead = LOCAL_AHEAD if connection.is_local else max(1, IN_FLIGHT_BYTES // max(1, item_bytes))
+        self.early = alone or not connection.is_local
+        """The next may be asked for when a reply has begun."""
+        self.sent = 0
         self._connection = connection
-        self._requests = requests
         self._deadline = deadline
-        in_flight = max(1, IN_FLIGHT_BYTES // max(1, item_bytes))
-        self._ahead = LOCAL_AHEAD if connection.is_local else in_flight
-        self._early = alone or not connection.is_local
-        self._sent = 0
 
     def proceed(self, done: int) -> None:
         """Send what may be on its way once `done` requests have been answered. Raises StoreFault."""
-        until = min(len(self._requests), done + self._ahead)
-        if self._sent < until and self._sent - done <= self._ahead // 2:
-            self._connection.send([b"".join(self._requests[self._sent : until])], deadline=self._deadline)
-            self._sent = until
-
-    def proceed_early(self, done: int) -> None:
-        """The same once reply number `done`, counted from 1, has begun."""
-        if self._early:
-            self.proceed(done)
-
-    def receive(self, done: int, values: Sequence[Foreseen]) -> Arrived | None:
-        """The values that arrive as foreseen after `done`. None: the native half was not built."""
-        requests = self._requests[done : done + len(values)]
-        arrived = self._connection.read_values(
-            values,
-            requests,
-            sent=self._sent - done,
-            ahead=self._ahead,
-            early=self._early,
-            deadline=self._deadline,
-        )
-        if arrived is not None:
-            self._sent = done + arrived.sent
-        return arrived
+        until = min(self.requests.count, done + self.ahead)
+        if self.sent < until and self.sent - done <= self.ahead // 2:
+            due = self.requests.bytes[self.requests.end(self.sent) : self.requests.end(until)]
+            self._connection.send([due], deadline=self._deadline)
+            self.sent = until
 
 
 def read_values(
     connection: RespConnection,
     batch: Batch,
-    sinks: Sequence[ValueSink],
-    answered: list[bool],
+    sinks: ValueSinks,
+    answered: bytearray,
     flight: Flight,
     *,
     deadline: Deadline,
@@ -181,68 +165,74 @@ def read_values(
 
     Raises StoreFault; what had arrived before it is in place and judged.
     """
-    moved = done = 0
-    while done < len(batch.items):
-        flight.proceed(done)  # the server begins while the rest is being prepared
-        left = batch.items[done:]
-        foreseen = [] if batch.asking else _foreseen([sinks[item] for item in left])
-        arrived = flight.receive(done, foreseen) if foreseen else None
-        if arrived is not None:
-            for number, (item, verdict) in enumerate(zip(left, arrived.verdicts, strict=False)):
-                sink = sinks[item]
-                if not verdict or not sink.take(exact=verdict == Verdict.EXACT):
-                    _judge(sink, foreseen, arrived, number)
-                answered[item] = True
-            moved += sum([places.head_bytes + len(places.payload) for places in foreseen[: arrived.whole]])
-            done += arrived.whole
-            if arrived.fault is not None:
-                raise arrived.fault
-        if done < len(batch.items):
-            flight.proceed(done)
-            done += 1
-            moved += _take_any(connection, batch, done, sinks, answered, flight, deadline)
+    flight.proceed(0)  # the server begins while the rest is being prepared
+    foreseen = None if NATIVE is None or batch.asking else sinks.foresee(batch.items)
+    if NATIVE is not None and foreseen is not None:
+        return _read_foreseen(NATIVE, connection, batch, sinks, answered, flight, foreseen, deadline)
+    moved = 0
+    for done in range(len(batch.items)):
+        moved += _take_any(connection, batch, done, sinks, answered, flight, deadline)
     return moved
 
 
-def _foreseen(sinks: Sequence[ValueSink]) -> list[Foreseen]:
-    """Of the leading sinks that foresee a length."""
-    places: list[Foreseen] = []
-    for sink in sinks:
-        place = sink.foresee()
-        if place is None:
-            break
-        places.append(place)
-    return places
+def _read_foreseen(
+    native: NativeLibrary,
+    connection: RespConnection,
+    batch: Batch,
+    sinks: ValueSinks,
+    answered: bytearray,
+    flight: Flight,
+    foreseen: Foreseen,
+    deadline: Deadline,
+) -> int:
+    moved, count = 0, len(batch.items)
+    value_bytes = foreseen.head_bytes + foreseen.payload_bytes
+    with closing(Reading(native, foreseen, flight.requests, ahead=flight.ahead, early=flight.early)) as reading:
+        while (first := reading.done) < count:
+            fault = connection.read_values(reading, sent=flight.sent, deadline=deadline)
+            flight.sent = reading.sent
+            items, verdicts = batch.items[first : reading.done], reading.verdicts(first)
+            sinks.take(items, verdicts)
+            put_rows(answered, items, b"\1" * len(items))
+            for number, item in enumerate(items, first) if Verdict.NONE in verdicts else ():
+                if verdicts[number - first] == Verdict.NONE:
+                    _judge(sinks[item], reading, number, value_bytes)
+            moved += len(items) * value_bytes
+            if fault is not None:
+                raise fault
+            if reading.done < count:
+                moved += _take_any(connection, batch, reading.done, sinks, answered, flight, deadline)
+                reading.note_other_reply()
+    return moved
 
 
-def _judge(sink: ValueSink, foreseen: Sequence[Foreseen], arrived: Arrived, number: int) -> None:
+def _judge(sink: ValueSink, reading: Reading, number: int, value_bytes: int) -> None:
     """A whole value has been received as foreseen, and the C half does not say what it is."""
-    places = foreseen[number]
-    value_bytes = places.head_bytes + len(places.payload)
-    head_at = sum(before.head_bytes for before in foreseen[:number])
-    head = arrived.heads[head_at : head_at + places.head_bytes]
-    opened = sink.open(bytes(head[:HEADER_BYTES]), value_bytes)
+    head = reading.head(number)
+    opened = sink.open(head[:HEADER_BYTES], value_bytes)
     if opened is not None:
         assert sum(map(len, opened)) == value_bytes - HEADER_BYTES, "a sink opened for another length"
         if len(head) > HEADER_BYTES:
             opened[0][:] = head[HEADER_BYTES:]
-        sink.finish(payload_hash=arrived.payload_hashes[number])
+        sink.finish(payload_hash=reading.payload_hashes[number])
 
 
 def _take_any(
     connection: RespConnection,
     batch: Batch,
     done: int,
-    sinks: Sequence[ValueSink],
-    answered: list[bool],
+    sinks: ValueSinks,
+    answered: bytearray,
     flight: Flight,
     deadline: Deadline,
 ) -> int:
-    """One reply, whatever it is, with which `done` have been taken. Bytes of its value."""
-    item = batch.items[done - 1]
+    """One reply, whatever it is, before which `done` have been taken. Bytes of its value."""
+    item = batch.items[done]
+    flight.proceed(done)
     batch.skip_asking(connection, deadline)
     length = connection.read_value_length(deadline=deadline)
-    flight.proceed_early(done)
+    if flight.early:
+        flight.proceed(done + 1)
     if isinstance(length, ErrorReply):
         batch.judged(item, length)
         if meaning_of(length) is Meaning.STRANGE:

@@ -8,7 +8,7 @@ comparisons of bytes. Anything else, right or wrong, is for `parse_header` and `
 from __future__ import annotations
 
 import struct
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 import google_crc32c
@@ -24,9 +24,9 @@ CHECKSUM_AT = 112
 VALID_FROM_AT = 144
 HEADER_CHECKSUM_AT = 252
 
-_SIZES = struct.Struct("<IIQ")
-_SIZES_STAMPS = struct.Struct("<IIQQQQQ")
-_DEPTH = struct.Struct("<I")
+_IDENTITY = struct.Struct("<32s32sI")
+_SIZES = struct.Struct("<IQ")
+_STAMPS = struct.Struct("<QQQQ")
 _CHECKSUM = struct.Struct("<Q")
 _HEADER_CHECKSUM = struct.Struct("<I")
 _NO_CHECKSUM = bytes(_HEADER_CHECKSUM.size)
@@ -45,9 +45,11 @@ class PlainBlockHeaders:
     _starts: Mapping[bool, bytes] = field(init=False)
     """All before the identity, by whether a block is exact."""
     _before_identity: bytes = field(init=False)
+    _sizes: bytes = field(init=False)
+    """Behind the identity: tokens and payload bytes."""
     _after_owner: bytes = field(init=False)
-    _expected_end: bytes = field(init=False)
-    """All behind the depth, of `expected`."""
+    plain: bytes = field(init=False)
+    """256 bytes: a block's header with the flag for exact, identity, checksums, writer, time and owner 0."""
     header_bytes: int = field(init=False)
     """Of header and extension."""
 
@@ -70,33 +72,45 @@ class PlainBlockHeaders:
         object.__setattr__(self, "_before_identity", raw[CLASS_AT:IDENTITY_AT])
         starts = {exact: self._start + packed + self._before_identity for packed, exact in exact_of.items()}
         object.__setattr__(self, "_starts", starts)
+        object.__setattr__(self, "_sizes", _SIZES.pack(self.layout.block_tokens, self.layout.payload_bytes))
         object.__setattr__(self, "_after_owner", raw[VALID_FROM_AT:HEADER_CHECKSUM_AT])
-        unstamped = _SIZES_STAMPS.pack(0, self.layout.block_tokens, self.layout.payload_bytes, 0, 0, 0, 0)
-        object.__setattr__(self, "_expected_end", unstamped[_DEPTH.size :] + self._after_owner + _NO_CHECKSUM)
+        plain = (
+            starts[False],
+            bytes(_IDENTITY.size),
+            self._sizes,
+            bytes(_STAMPS.size),
+            self._after_owner,
+            _NO_CHECKSUM,
+        )
+        object.__setattr__(self, "plain", b"".join(plain))
 
     def read(self, head: bytes, key: BlockKey, *, value_bytes: int) -> tuple[int, bool] | None:
         """The payload's xxh3-64 checksum and whether the block is exact; None if this is no plain header of `key`'s."""
         exact = self._exact.get(head[8:CLASS_AT])
-        sizes = _SIZES.pack(key.depth, self.layout.block_tokens, self.layout.payload_bytes)
         plain = (
             exact is not None
             and value_bytes == self.header_bytes + self.layout.payload_bytes
             and head[:8] == self._start
-            and head[CLASS_AT:CHECKSUM_AT] == self._before_identity + key.hash + key.parent + sizes
+            and head[CLASS_AT:CHECKSUM_AT] == self._before_identity + identities_of((key,)) + self._sizes
             and head[VALID_FROM_AT:HEADER_CHECKSUM_AT] == self._after_owner
             and google_crc32c.value(head[:HEADER_CHECKSUM_AT])
             == _HEADER_CHECKSUM.unpack_from(head, HEADER_CHECKSUM_AT)[0]
         )
         return (_CHECKSUM.unpack_from(head, CHECKSUM_AT)[0], exact) if plain and exact is not None else None
 
-    def expected(self, key: BlockKey) -> bytes:
-        """256 bytes: the header of `key`'s block with the flag for exact, the checksums, writer, time and owner 0."""
-        return b"".join((self._starts[False], key.hash, key.parent, _DEPTH.pack(key.depth), self._expected_end))
+    def drafts(self, blocks: Iterable[tuple[BlockKey, bool, int]], *, writer: int, created_unix_ms: int) -> bytes:
+        """256 bytes for each block, its exactness and its owner: as `encode_header` makes them, with 0 for both
+        checksums."""
+        pack, ends, pieces = _IDENTITY.pack, dict[int, bytes](), list[bytes]()
+        for key, exact, owner in blocks:
+            if owner not in ends:
+                stamps = _STAMPS.pack(0, writer, created_unix_ms, owner)
+                ends[owner] = b"".join((self._sizes, stamps, self._after_owner, _NO_CHECKSUM))
+            pieces += (self._starts[exact], pack(key.hash, key.parent, key.depth), ends[owner])
+        return b"".join(pieces)
 
-    def draft(self, key: BlockKey, *, exact: bool, owner: int, writer: int, created_unix_ms: int) -> bytes:
-        """256 bytes, as `encode_header` makes them, with 0 for both checksums."""
-        layout = self.layout
-        middle = _SIZES_STAMPS.pack(
-            key.depth, layout.block_tokens, layout.payload_bytes, 0, writer, created_unix_ms, owner
-        )
-        return b"".join((self._starts[exact], key.hash, key.parent, middle, self._after_owner, _NO_CHECKSUM))
+
+def identities_of(keys: Iterable[BlockKey]) -> bytes:
+    """68 bytes for each: which block it is, as its header says."""
+    pack = _IDENTITY.pack
+    return b"".join([pack(key.hash, key.parent, key.depth) for key in keys])

@@ -13,27 +13,30 @@
 
 enum { NOT_JUDGED = 0, APPROXIMATE = 1, EXACT = 2 };
 
-/* Where one value goes: its first bytes apart from the rest. What its header should be (see `judge`), or null. Where its
- * request ends: it begins where the one before ends. And, written here: the hash of its payload, taken while the
- * processor's cache still has it, and the verdict. */
-struct value {
-    char *head;
+/* Values of one length, in columns: a row each. `done`, `sent`: how many have been taken and asked for; `ahead`: how many
+ * may be asked for before the first of them is answered, `early`: besides one whose reply has begun.
+ *
+ *   requests        all of them, `request_bytes` each; the last goes on to `requests_bytes`
+ *   heads           [count][head_bytes], written: a value's first bytes, apart from the rest
+ *   payloads        where the rest of each goes, `payload_bytes`
+ *   plain           [HEADER_BYTES] what every header should be (see `judge`); null: none is judged
+ *   identities      [count][IDENTITY_BYTES] what it should be from IDENTITY_AT on
+ *   payload_hashes  written, while the processor's cache still has the payload
+ *   verdicts        written
+ */
+struct reading {
+    int64_t count, done, sent, ahead, early;
+    const char *requests;
+    int64_t request_bytes, requests_bytes;
+    char *heads;
     int64_t head_bytes;
-    char *payload;
+    char *const *payloads;
     int64_t payload_bytes;
     const char *plain;
-    int64_t request_end;
-    uint64_t payload_hash;
-    int64_t verdict;
-};
-
-/* All requests, how many have been sent, how many may be ahead of the replies, and whether a reply that has begun counts
- * as one. */
-struct requests {
-    const char *bytes;
-    int64_t sent;
-    int64_t ahead;
-    int64_t early;
+    const char *identities;
+    int64_t exact_only;
+    uint64_t *payload_hashes;
+    unsigned char *verdicts;
 };
 
 enum { EXACT_FLAG = 1 };
@@ -44,16 +47,23 @@ static uint64_t integer(const char *bytes, int count) {
     return value;
 }
 
-/* Whether a value is a plain block, whole and unchanged: its header is `plain` in every field but the flag for exact, the
- * checksums, writer, time and owner. Anything else, right or wrong, is not judged here. */
-static int64_t judge(const struct value *value) {
-    const char *head = value->head, *plain = value->plain;
-    int same = memcmp(head, plain, FLAGS_AT) == 0 && (head[FLAGS_AT] & ~EXACT_FLAG) == plain[FLAGS_AT] &&
-               memcmp(head + FLAGS_AT + 1, plain + FLAGS_AT + 1, CHECKSUM_AT - FLAGS_AT - 1) == 0 &&
-               memcmp(head + VALID_FROM_AT, plain + VALID_FROM_AT, HEADER_CHECKSUM_AT - VALID_FROM_AT) == 0 &&
-               integer(head + CHECKSUM_AT, 8) == value->payload_hash &&
-               integer(head + HEADER_CHECKSUM_AT, 4) == crc32c(head, HEADER_CHECKSUM_AT);
-    return !same ? NOT_JUDGED : head[FLAGS_AT] & EXACT_FLAG ? EXACT : APPROXIMATE;
+static int agrees(const char *head, const char *expected, int from, int to) {
+    return memcmp(head + from, expected, (size_t)(to - from)) == 0;
+}
+
+/* Whether the value in row `at` is a plain block, whole and unchanged: its header is `plain` in every field but identity,
+ * the flag for exact, the checksums, writer, time and owner. Anything else, right or wrong, is not judged here. */
+static unsigned char judge(const struct reading *reading, int64_t at) {
+    const char *head = reading->heads + at * reading->head_bytes, *plain = reading->plain;
+    int exact = head[FLAGS_AT] & EXACT_FLAG;
+    int right = agrees(head, plain, 0, FLAGS_AT) && (head[FLAGS_AT] & ~EXACT_FLAG) == plain[FLAGS_AT] &&
+                agrees(head, plain + FLAGS_AT + 1, FLAGS_AT + 1, IDENTITY_AT) &&
+                agrees(head, reading->identities + at * IDENTITY_BYTES, IDENTITY_AT, IDENTITY_AT + IDENTITY_BYTES) &&
+                agrees(head, plain + IDENTITY_AT + IDENTITY_BYTES, IDENTITY_AT + IDENTITY_BYTES, CHECKSUM_AT) &&
+                agrees(head, plain + VALID_FROM_AT, VALID_FROM_AT, HEADER_CHECKSUM_AT) &&
+                integer(head + CHECKSUM_AT, 8) == reading->payload_hashes[at] &&
+                integer(head + HEADER_CHECKSUM_AT, 4) == crc32c(head, HEADER_CHECKSUM_AT);
+    return !right || (reading->exact_only && !exact) ? NOT_JUDGED : exact ? EXACT : APPROXIMATE;
 }
 
 /* Fill `into`: first with what was read ahead, then from the socket, straight into place. */
@@ -71,15 +81,17 @@ static int fill(struct peer *from, char *into, int64_t bytes) {
     return DONE;
 }
 
+static int64_t requests_end(const struct reading *reading, int64_t count) {
+    return count == reading->count ? reading->requests_bytes : count * reading->request_bytes;
+}
+
 /* Send what may be on its way once `done` requests have been answered, or their replies have begun. */
-static int proceed(
-    struct peer *to, const struct value *values, int64_t count, struct requests *requests, int64_t done) {
-    if (requests->sent >= count || requests->sent - done > requests->ahead / 2) return DONE;
-    int64_t until = done + requests->ahead < count ? done + requests->ahead : count;
-    int64_t at = requests->sent ? values[requests->sent - 1].request_end : 0;
-    while (at < values[until - 1].request_end) {
-        ssize_t put = send(to->fd, requests->bytes + at, (size_t)(values[until - 1].request_end - at),
-                           MSG_DONTWAIT | MSG_NOSIGNAL);
+static int proceed(struct peer *to, struct reading *reading, int64_t done) {
+    if (reading->sent >= reading->count || reading->sent - done > reading->ahead / 2) return DONE;
+    int64_t until = done + reading->ahead < reading->count ? done + reading->ahead : reading->count;
+    int64_t at = reading->sent * reading->request_bytes, end = requests_end(reading, until);
+    while (at < end) {
+        ssize_t put = send(to->fd, reading->requests + at, (size_t)(end - at), MSG_DONTWAIT | MSG_NOSIGNAL);
         if (put > 0) {
             at += put;
         } else {
@@ -87,32 +99,33 @@ static int proceed(
             if (fault) return fault;
         }
     }
-    requests->sent = until;
+    reading->sent = until;
     return DONE;
 }
 
-/* Ask for `count` values and read them; `done` says how many are in place, whatever is returned. DONE with fewer: the
- * next reply is not as foreseen. After any other answer the connection is in doubt. */
-int whalepod_ask_and_judge(int fd, struct value *values, int64_t count, struct requests *requests, struct ahead *ahead,
-                           hash_function *hash, int64_t timeout_ns, int64_t *done) {
+/* Ask for what is left of `reading` and take it; its `done` says how far that came, whatever is returned. DONE before the
+ * last: the next reply is not as foreseen; whoever takes it counts it in `done` and calls again. After any other answer
+ * the connection is in doubt. */
+int whalepod_read_columns(int fd, struct reading *reading, struct ahead *ahead, hash_function *hash, int64_t timeout_ns) {
     struct peer from = {.fd = fd, .deadline_ns = now_ns() + timeout_ns, .armed_ns = 0, .ahead = ahead};
-    for (*done = 0; *done < count; ++*done) {
-        struct value *value = values + *done;
-        char line[32];
+    char line[32];
+    int bytes = snprintf(line, sizeof line, "$%lld\r\n", (long long)(reading->head_bytes + reading->payload_bytes));
+    for (; reading->done < reading->count; ++reading->done) {
+        int64_t at = reading->done;
+        char *payload = reading->payloads[at];
         int same, fault;
-        int bytes = snprintf(line, sizeof line, "$%lld\r\n", (long long)(value->head_bytes + value->payload_bytes));
-        if ((fault = proceed(&from, values, count, requests, *done))) return fault;
+        if ((fault = proceed(&from, reading, at))) return fault;
         if ((fault = begins_with(&from, line, bytes, &same))) return fault;
         if (!same) return DONE;
         ahead->start += bytes;
-        if (requests->early && (fault = proceed(&from, values, count, requests, *done + 1))) return fault;
-        if ((fault = fill(&from, value->head, value->head_bytes))) return fault;
-        if ((fault = fill(&from, value->payload, value->payload_bytes))) return fault;
+        if (reading->early && (fault = proceed(&from, reading, at + 1))) return fault;
+        if ((fault = fill(&from, reading->heads + at * reading->head_bytes, reading->head_bytes))) return fault;
+        if ((fault = fill(&from, payload, reading->payload_bytes))) return fault;
         if ((fault = read_ahead(&from, 2))) return fault;
         if (memcmp(ahead->bytes + ahead->start, "\r\n", 2)) return PROTOCOL;
         ahead->start += 2;
-        if (hash) value->payload_hash = hash_of(value->payload, value->payload_bytes, hash);
-        value->verdict = hash && value->plain ? judge(value) : NOT_JUDGED;
+        reading->payload_hashes[at] = hash_of(payload, reading->payload_bytes, hash);
+        reading->verdicts[at] = reading->plain ? judge(reading, at) : NOT_JUDGED;
     }
     return DONE;
 }

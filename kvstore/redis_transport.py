@@ -16,7 +16,9 @@ from random import Random
 from whalepod.core.clock import Clock, Deadline
 
 from . import metrics
+from .columns import rows
 from .faults import ErrorReply, FaultReason, Meaning, StoreFault, code_label, meaning_of
+from .native_reads import Requests
 from .pipeline import ASKING, Batch, Flight, judged, read_values, write_values
 from .redis_shard import Greeting, Lane, Shard
 from .resp import Reply, RespConnection, command
@@ -25,7 +27,7 @@ from .settings import StoreSettings
 from .slot_map import Redirection
 from .store_keys import shard_tag
 from .topology import Topology
-from .transport import Place, Renewal, ValueSink, ValueToWrite, Written
+from .transport import Place, Renewal, ValueSinks, ValuesToWrite, ValueToWrite, Written
 from .value_format import HEADER_BYTES
 
 logger = logging.getLogger(__name__)
@@ -72,24 +74,23 @@ class RedisTransport:
     def read(
         self,
         shard: Place,
-        sinks: Sequence[ValueSink],
+        sinks: ValueSinks,
         *,
         value_bytes: int,
         renewals: Sequence[Renewal] = (),
         deadline: Deadline,
     ) -> bool:
         """`renewals` travel in the same round trip."""
-        answered = [False] * len(sinks)
-        gets = [b"*2\r\n$3\r\nGET\r\n$%d\r\n%b\r\n" % (len(sink.key), sink.key) for sink in sinks]
+        keys = sinks.keys
+        answered = bytearray(len(keys))
         calls = _renewals(renewals)
-        item_bytes = value_bytes // max(1, len(sinks))
+        item_bytes = value_bytes // max(1, len(keys))
         strange: set[int] = set()
 
         def talk(connection: RespConnection, deadline: Deadline, batch: Batch) -> None:
             renew = bool(calls) and not batch.asking
-            requests = [ASKING + gets[item] if batch.asking else gets[item] for item in batch.items]
-            if renew:
-                requests[-1] += b"".join([piece for call in calls for piece in call.pieces()])
+            behind = b"".join([piece for call in calls for piece in call.pieces()]) if renew else b""
+            requests = get_requests(rows(keys, batch.items), asking=batch.asking, behind=behind)
             flight = Flight(connection, requests, item_bytes=item_bytes, deadline=deadline, alone=self._alone)
             began_at_s = self._clock.monotonic_s()
             moved = read_values(connection, batch, sinks, answered, flight, deadline=deadline)
@@ -100,11 +101,12 @@ class RedisTransport:
                 for call, reply in zip(calls, replies, strict=True):
                     _settle(connection, call, reply, deadline)
 
-        keys = [sink.key for sink in sinks]
         self._ask(shard, Lane.DATA, keys, talk, deadline=deadline, value_bytes=value_bytes)
         if strange:
             self._remove_strange(shard, [keys[item] for item in strange], deadline)
-        return all(answered[item] or item in strange for item in range(len(sinks)))
+            for item in strange:
+                answered[item] = True
+        return False not in answered
 
     def _remove_strange(self, shard: Place, keys: Sequence[bytes], deadline: Deadline) -> None:
         """Something that is no value lies where one belongs, and none could be stored there."""
@@ -114,27 +116,25 @@ class RedisTransport:
             logger.error("store %s: something that is no value lies under our names, and is removed", shard.name)
         self.unlink(shard, keys, deadline=deadline)
 
-    def write(
-        self, shard: Place, values: Sequence[ValueToWrite], *, only_if_absent: bool, deadline: Deadline
-    ) -> list[Written]:
-        outcomes = [Written.UNKNOWN] * len(values)
-        total = sum(value.value_bytes for value in values)
+    def write(self, shard: Place, values: ValuesToWrite, *, only_if_absent: bool, deadline: Deadline) -> list[Written]:
+        outcomes = [Written.UNKNOWN] * len(values.keys)
 
         def talk(connection: RespConnection, deadline: Deadline, batch: Batch) -> None:
-            chosen = [values[item] for item in batch.items]
-            starts, ends = set_commands(chosen, only_if_absent=only_if_absent)
-            replies = write_values(connection, batch, chosen, starts, ends, deadline=deadline)
+            starts, ends = set_commands(values, batch.items, only_if_absent=only_if_absent)
+            replies = write_values(connection, batch, values, starts, ends, deadline=deadline)
             for item, reply in zip(batch.items, replies, strict=True):
-                if isinstance(reply, ErrorReply):
+                if reply == b"OK":
+                    outcomes[item] = Written.STORED
+                elif reply is None:
+                    outcomes[item] = Written.PRESENT
+                elif isinstance(reply, ErrorReply):
                     batch.judged(item, reply)
                     outcomes[item] = Written.DROPPED
-                elif reply not in (b"OK", None):
-                    raise StoreFault(FaultReason.PROTOCOL, "no answer to SET")
                 else:
-                    outcomes[item] = Written.PRESENT if reply is None else Written.STORED
+                    raise StoreFault(FaultReason.PROTOCOL, "no answer to SET")
 
-        keys = [value.key for value in values]
-        self._ask(shard, Lane.DATA, keys, talk, deadline=deadline, value_bytes=total)
+        value_bytes = len(outcomes) * values.value_bytes
+        self._ask(shard, Lane.DATA, values.keys, talk, deadline=deadline, value_bytes=value_bytes)
         return outcomes
 
     def heads(self, shard: Place, keys: Sequence[bytes], *, deadline: Deadline) -> list[bytes] | None:
@@ -286,12 +286,21 @@ def _renewals(renewals: Sequence[Renewal]) -> list[ScriptCall]:
     ]
 
 
-def set_commands(values: Sequence[ValueToWrite], *, only_if_absent: bool) -> tuple[list[bytes], list[bytes]]:
-    """What stands before and behind each value in its SET."""
+def get_requests(keys: Sequence[bytes], *, asking: bool = False, behind: bytes = b"") -> Requests:
+    """A GET of each key, all of one length; `behind` goes out with the last."""
+    start = (ASKING if asking else b"") + b"*2\r\n$3\r\nGET\r\n$%d\r\n" % len(keys[0])
+    gets, bytes_each = start + (b"\r\n" + start).join(keys) + b"\r\n", len(start) + len(keys[0]) + 2
+    assert len(gets) == len(keys) * bytes_each, "keys of one batch have one length"
+    return Requests(len(keys), gets + behind, bytes_each)
+
+
+def set_commands(
+    values: ValuesToWrite, items: Sequence[int], *, only_if_absent: bool
+) -> tuple[list[bytes], list[bytes]]:
+    """What stands before and behind each of some values in its SET."""
     words, condition = (6, b"$2\r\nNX\r\n") if only_if_absent else (5, b"")
-    starts = [
-        b"*%d\r\n$3\r\nSET\r\n$%d\r\n%b\r\n$%d\r\n" % (words, len(value.key), value.key, value.value_bytes)
-        for value in values
-    ]
-    lives = [b"%d" % value.life_ms for value in values]
+    keys = rows(values.keys, items)
+    before, behind = b"*%d\r\n$3\r\nSET\r\n$%d\r\n" % (words, len(keys[0])), b"\r\n$%d\r\n" % values.value_bytes
+    starts = [before + key + behind for key in keys]
+    lives = [b"%d" % life_ms for life_ms in rows(values.lives_ms, items)]
     return starts, [b"\r\n%b$2\r\nPX\r\n$%d\r\n%b\r\n" % (condition, len(life), life) for life in lives]

@@ -13,6 +13,9 @@ REMEMBERED_MAX = 1 << 16
 """Past this the longest unrenewed are forgotten, and renewed once too often."""
 
 
+NEVER_S = float("-inf")
+
+
 class Renewals:
     """Thread-safe memory of the last renewal of each block. Wrong answers cost one small command."""
 
@@ -26,7 +29,8 @@ class Renewals:
         """Those of `keys` not renewed within the interval."""
         oldest_s = self._clock.monotonic_s() - self._interval_s
         with self._lock:
-            return [key for key in keys if self._renewed_at_s.get(key.hash, float("-inf")) <= oldest_s]
+            renewed_at_s = self._renewed_at_s
+            return [key for key in keys if renewed_at_s.get(key.hash, NEVER_S) <= oldest_s]
 
     def note(self, keys: Iterable[BlockKey]) -> None:
         now_s = self._clock.monotonic_s()

@@ -18,8 +18,8 @@ from typing import Final
 from whalepod.core.clock import Deadline
 
 from .faults import ErrorReply, FaultReason, StoreFault
-from .native_reads import NATIVE_READS, Arrived, Foreseen
-from .native_writes import Acknowledged, Sending
+from .native_reads import Reading
+from .native_writes import Acknowledged, Writing
 from .settings import StoreAddress
 from .value_format import BytesLike
 
@@ -148,46 +148,24 @@ class RespConnection:
             return reply
         raise StoreFault(FaultReason.PROTOCOL, "a value was expected")
 
-    def read_values(
-        self,
-        values: Sequence[Foreseen],
-        requests: Sequence[bytes],
-        *,
-        sent: int,
-        ahead: int,
-        early: bool = False,
-        deadline: Deadline,
-    ) -> Arrived | None:
-        """Ask for leading values whose lengths are foreseen, and receive them.
+    def read_values(self, reading: Reading, *, sent: int, deadline: Deadline) -> StoreFault | None:
+        """Ask for what is left of a batch, of which `sent` requests are on their way, and receive it. What put the
+        connection in doubt.
 
-        `sent` of the requests are on their way, `ahead` of the answers may be; `early`: besides one that has begun. If
-        all went well and not all are there, the next reply is another one: `read_value_length` tells. None: the native
-        half was not built.
+        If all went well and not all are there, the next reply is another one: `read_value_length` tells.
         """
-        if NATIVE_READS is None:
-            return None
         read_ahead = (self._ahead, self._start, self._end)
-        timeout_s = deadline.remaining_s()
-        arrived = NATIVE_READS.read(
-            self._socket.fileno(),
-            values,
-            requests,
-            read_ahead,
-            sent=sent,
-            ahead=ahead,
-            early=early,
-            timeout_s=timeout_s,
-        )
+        arrived = reading.proceed(self._socket.fileno(), read_ahead, sent=sent, timeout_s=deadline.remaining_s())
         self._start, self._end = arrived.start, arrived.end
-        return arrived
+        return arrived.fault
 
-    def write_values(self, sending: Sending, *, deadline: Deadline) -> Acknowledged:
+    def write_values(self, writing: Writing, *, deadline: Deadline) -> Acknowledged:
         """Send what is left of a batch and take its answers.
 
         If all went well and not all were answered, the next reply is another one: `read_reply` tells.
         """
         read_ahead = (self._ahead, self._start, self._end)
-        acknowledged = sending.proceed(self._socket.fileno(), read_ahead, timeout_s=deadline.remaining_s())
+        acknowledged = writing.proceed(self._socket.fileno(), read_ahead, timeout_s=deadline.remaining_s())
         self._start, self._end = acknowledged.start, acknowledged.end
         return acknowledged
 

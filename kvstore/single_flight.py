@@ -1,13 +1,13 @@
 """One read of a block at a time in this process: whoever asks for it meanwhile gets a copy of what arrives.
 
-board(blocks) ──▶ None: you read it, then `land` ──▶ copies into every seat that still waits
+board(blocks) ──▶ no seat: you read it, then `land` ──▶ copies into every seat that still waits
               └─▶ Seat: somebody reads it, `wait`
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from whalepod.core.block_keys import BlockHash
@@ -39,37 +39,43 @@ class SingleFlight:
         self._flights: dict[BlockHash, _Flight | None] = {}
         """None: nobody waits, as for most."""
 
-    def board(self, blocks: Iterable[tuple[BlockHash, memoryview]]) -> list[Seat | None]:
-        """For each block, None: the caller reads it, and calls `land` whatever comes of it."""
+    def board(self, blocks: Sequence[BlockHash], buffer: Callable[[int], memoryview]) -> dict[int, Seat]:
+        """Seats for those that somebody reads already, by their place in `blocks`; `buffer` says where such a one goes.
+        The caller reads the others, and calls `land` whatever comes of it."""
         with self._lock:
-            return [self._board(block, buffer) for block, buffer in blocks]
+            if self._flights.keys().isdisjoint(blocks):
+                self._flights.update(dict.fromkeys(blocks))
+                return {}
+            seats: dict[int, Seat] = {}
+            for place, block in enumerate(blocks):
+                if block not in self._flights:
+                    self._flights[block] = None
+                else:
+                    seats[place] = self._seat(block, buffer(place))
+            return seats
 
-    def land(self, blocks: Iterable[tuple[BlockHash, memoryview, bool | None]]) -> None:
-        """Each is in its buffer, verified, and exact or not; None: it could not be read."""
+    def land(self, blocks: Sequence[BlockHash], read: Callable[[int], tuple[memoryview, bool] | None]) -> None:
+        """`read` says of a place in `blocks` where that one is, verified, and whether it is exact; None: it could not
+        be read."""
         with self._lock:
-            flights = [self._land(*block) for block in blocks]
-        for flight in flights:
-            if flight is not None:
-                flight.landed.set()
+            flights = [self._flights.pop(block, None) for block in blocks]
+            landed = [(place, flight) for place, flight in enumerate(flights) if flight is not None]
+            for place, flight in landed:
+                arrived = read(place)
+                if arrived is not None:
+                    for seat in flight.seats:
+                        seat.buffer[:] = arrived[0]
+                        seat.exact = arrived[1]
+        for _, flight in landed:
+            flight.landed.set()
 
-    def _board(self, block: BlockHash, buffer: memoryview) -> Seat | None:
-        if block not in self._flights:
-            self._flights[block] = None
-            return None
+    def _seat(self, block: BlockHash, buffer: memoryview) -> Seat:
         flight = self._flights[block]
         if flight is None:
             flight = self._flights[block] = _Flight()
         seat = Seat(buffer, flight)
         flight.seats.append(seat)
         return seat
-
-    def _land(self, block: BlockHash, buffer: memoryview, exact: bool | None) -> _Flight | None:
-        flight = self._flights.pop(block)
-        if flight is not None and exact is not None:
-            for seat in flight.seats:
-                seat.buffer[:] = buffer
-                seat.exact = exact
-        return flight
 
     def wait(self, seat: Seat, *, deadline: Deadline) -> bool | None:
         """Whether the block that has arrived in the seat's buffer is exact; None: it has not, and never will."""

@@ -7,6 +7,7 @@ at their borders live together, different runs spread out.
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from functools import lru_cache
 
 from whalepod.core.block_keys import BlockKey
@@ -15,6 +16,11 @@ from whalepod.core.ids import RequestId
 
 def block_store_key(key: BlockKey) -> bytes:
     return _run_prefix(key.run) + key.hash
+
+
+def block_store_keys(keys: Sequence[BlockKey]) -> list[bytes]:
+    """All of one length."""
+    return [_run_prefix(key.run) + key.hash for key in keys]
 
 
 @lru_cache(maxsize=256)

@@ -15,26 +15,13 @@ from typing import Protocol, Self
 from whalepod.core.clock import Deadline
 
 from .native_reads import Foreseen
-from .native_writes import Draft
+from .native_writes import Drafts
 from .value_format import BytesLike, payload_checksum, with_checksums
 from .value_mac import ValueMac
 
 
 class ValueSink(Protocol):
     """Where one value goes. One thread calls `open` once if the value exists, then `finish` if it was taken."""
-
-    @property
-    def key(self) -> bytes: ...
-
-    def foresee(self) -> Foreseen | None:
-        """Where the value may be received before `open`, if it has exactly that length. None: its length is not
-        known."""
-        ...
-
-    def take(self, *, exact: bool) -> bool:
-        """The value is in the place foreseen, and somebody has checked that all of it is as its header says. False: it
-        is to be judged with `open` all the same."""
-        ...
 
     def open(self, head: bytes, value_bytes: int) -> Sequence[memoryview] | None:
         """Judge the value's first bytes (256, or all of a shorter one); returns where the rest goes, None to refuse
@@ -43,6 +30,27 @@ class ValueSink(Protocol):
 
     def finish(self, *, payload_hash: int | None = None) -> None:
         """The rest is in place. `payload_hash`: xxh3-64 of its last piece, if somebody has taken it."""
+        ...
+
+
+class ValueSinks(Protocol):
+    """Where the values of one batch go."""
+
+    @property
+    def keys(self) -> Sequence[bytes]:
+        """All of one length."""
+        ...
+
+    def __getitem__(self, item: int) -> ValueSink: ...
+
+    def foresee(self, items: Sequence[int]) -> Foreseen | None:
+        """Where some values may be received before `open`, if they have exactly that length. None: their lengths are
+        not known."""
+        ...
+
+    def take(self, items: Sequence[int], verdicts: bytes) -> None:
+        """These values are in the places foreseen, and somebody has checked that all of each is as its header says;
+        `Verdict.NONE`: that one is to be judged with its sink all the same."""
         ...
 
 
@@ -86,20 +94,45 @@ class ValueToWrite:
             self._pieces = (with_checksums(head, payload_checksum(follows)), *follows)
         return self._pieces
 
-    @property
-    def has_draft(self) -> bool:
-        """The value is a header and one piece."""
-        if self._pieces is not None:
-            return len(self._pieces) == 2
-        return self._mac is None and len(self._draft[1]) == 1
 
-    def draft(self) -> Draft:
-        """For who writes the checksums himself, if it has one."""
-        if self._pieces is None:
-            head, (payload,) = self._draft
-            return Draft(head, payload, stamp=True)
-        head, payload = self._pieces
-        return Draft(bytes(head), payload, stamp=False)
+class ValuesToWrite(Protocol):
+    """A batch of values of one length, whose keys are of one length too."""
+
+    @property
+    def keys(self) -> Sequence[bytes]: ...
+
+    @property
+    def lives_ms(self) -> Sequence[int]:
+        """How long the store should keep each."""
+        ...
+
+    @property
+    def value_bytes(self) -> int:
+        """Of one."""
+        ...
+
+    def __getitem__(self, item: int) -> ValueToWrite: ...
+
+    def drafts(self, items: Sequence[int]) -> Drafts | None:
+        """Some values for who writes the checksums himself. None: they have to be made one by one."""
+        ...
+
+
+class MadeValues:
+    """Values that somebody has made one by one."""
+
+    def __init__(self, values: Sequence[ValueToWrite]) -> None:
+        self._values = values
+        self.keys = [value.key for value in values]
+        self.lives_ms = [value.life_ms for value in values]
+        self.value_bytes = max((value.value_bytes for value in values), default=0)
+        assert all(value.value_bytes == self.value_bytes for value in values), "values of one batch have one length"
+
+    def __getitem__(self, item: int) -> ValueToWrite:
+        return self._values[item]
+
+    def drafts(self, items: Sequence[int]) -> Drafts | None:  # noqa: ARG002  theirs are stamped
+        return None
 
 
 class Written(Enum):
@@ -165,7 +198,7 @@ class ValueTransport(Protocol):
     def read(
         self,
         shard: Place,
-        sinks: Sequence[ValueSink],
+        sinks: ValueSinks,
         *,
         value_bytes: int,
         renewals: Sequence[Renewal] = (),
@@ -175,9 +208,7 @@ class ValueTransport(Protocol):
         total. `renewals` are keys of the same batch."""
         ...
 
-    def write(
-        self, shard: Place, values: Sequence[ValueToWrite], *, only_if_absent: bool, deadline: Deadline
-    ) -> list[Written]:
+    def write(self, shard: Place, values: ValuesToWrite, *, only_if_absent: bool, deadline: Deadline) -> list[Written]:
         """Write one batch; one outcome a value."""
         ...
 

@@ -271,6 +271,12 @@ def place_parts(sized: Iterable[tuple[int, int, int]]) -> tuple[Part, ...]:
     return tuple(parts)
 
 
+def flat(data: BytesLike) -> memoryview:
+    """One-dimensional bytes, so that `len` counts bytes."""
+    view = data if isinstance(data, memoryview) else memoryview(data)
+    return view if view.ndim == 1 and view.format == "B" and view.c_contiguous else view.cast("B")
+
+
 def header_bytes_of(flags: int) -> int:
     return HEADER_BYTES + (EXTENSION_BYTES if flags & Flag.MAC else 0)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import cast
 
@@ -10,9 +10,11 @@ from whalepod.core.block_keys import BlockKey
 from whalepod.core.clock import Clock
 from whalepod.core.ids import Incarnation
 
+from .columns import rows
+from .native_writes import Drafts
 from .plain_block_headers import PlainBlockHeaders
 from .settings import StoreSettings
-from .store_keys import block_store_key, snapshot_identity
+from .store_keys import block_store_key, block_store_keys, snapshot_identity
 from .transport import ValueToWrite
 from .value_format import (
     ALL_LAYERS,
@@ -23,9 +25,21 @@ from .value_format import (
     SnapshotValue,
     ValueClass,
     encode_header,
+    flat,
     place_parts,
 )
 from .value_mac import ValueMac
+
+
+@dataclass(frozen=True, slots=True)
+class BlockToPut:
+    """A block and its payload, in one piece or in pieces that follow each other; `layout.payload_bytes` in total."""
+
+    key: BlockKey
+    payload: BytesLike | Sequence[BytesLike]
+    exact: bool
+    owner: int = 0
+    """64 bits that say on whose account it is stored (`store_keys.owner_tag`); 0: nobody's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,26 +53,28 @@ class ValueWriter:
     clock: Clock
     mac: ValueMac | None = None
     headers: PlainBlockHeaders = field(init=False)
-    _block_bytes: int = field(init=False)
+    block_bytes: int = field(init=False)
+    """Of a block's value."""
 
     def __post_init__(self) -> None:
         headers = PlainBlockHeaders(self.namespace, self.layout, signed=self.mac is not None)
         object.__setattr__(self, "headers", headers)
-        object.__setattr__(self, "_block_bytes", headers.header_bytes + self.layout.payload_bytes)
+        object.__setattr__(self, "block_bytes", headers.header_bytes + self.layout.payload_bytes)
 
     def block(self, key: BlockKey, payload: tuple[BytesLike, ...], *, exact: bool, owner: int = 0) -> ValueToWrite:
         """`payload`: pieces of flat bytes, `layout.payload_bytes` in total, which are read when the value is sent."""
-        head = self.headers.draft(
-            key, exact=exact, owner=owner, writer=self.incarnation, created_unix_ms=self.clock.unix_ms()
-        )
         return ValueToWrite.drafted(
             block_store_key(key),
-            head,
+            self.heads([(key, exact, owner)]),
             payload,
             life_ms=self.settings.block_life_ms(key.depth),
-            value_bytes=self._block_bytes,
+            value_bytes=self.block_bytes,
             mac=self.mac,
         )
+
+    def heads(self, blocks: Iterable[tuple[BlockKey, bool, int]]) -> bytes:
+        """Drafts of headers, see `PlainBlockHeaders.drafts`."""
+        return self.headers.drafts(blocks, writer=self.incarnation, created_unix_ms=self.clock.unix_ms())
 
     def snapshot(self, key: bytes, value: SnapshotValue, *, life_ms: int) -> ValueToWrite:
         """Parts follow each other in the order of their kinds."""
@@ -90,10 +106,59 @@ class ValueWriter:
         )
 
 
-def flat(data: BytesLike) -> memoryview:
-    """One-dimensional bytes, so that `len` counts bytes."""
-    view = data if isinstance(data, memoryview) else memoryview(data)
-    return view if view.ndim == 1 and view.format == "B" and view.c_contiguous else view.cast("B")
+class BlocksToWrite:
+    """Blocks to be stored, in columns; values are made of them one by one only for who asks."""
+
+    __slots__ = ("_blocks", "_made", "_writer", "keys", "lives_ms", "value_bytes")
+
+    def __init__(self, writer: ValueWriter, blocks: Sequence[BlockToPut]) -> None:
+        """Their payloads have been checked, and are read when they are sent."""
+        block_life_ms = writer.settings.block_life_ms
+        self._writer = writer
+        self._blocks = blocks
+        self._made: dict[int, ValueToWrite] = {}
+        self.keys = block_store_keys([block.key for block in blocks])
+        self.lives_ms = [block_life_ms(block.key.depth) for block in blocks]
+        self.value_bytes = writer.block_bytes
+
+    def __getitem__(self, item: int) -> ValueToWrite:
+        """The same each time."""
+        if item not in self._made:
+            block = self._blocks[item]
+            pieces = flat_pieces(block.payload)
+            self._made[item] = self._writer.block(block.key, pieces, exact=block.exact, owner=block.owner)
+        return self._made[item]
+
+    def drafts(self, items: Sequence[int]) -> Drafts | None:
+        blocks = rows(self._blocks, items)
+        payloads = [payload for block in blocks if isinstance(payload := block.payload, _ONE_PIECE)]
+        if self._writer.mac is not None or len(payloads) < len(blocks):
+            return None
+        stamp = not self._made
+        if stamp:
+            heads = self._writer.heads([(block.key, block.exact, block.owner) for block in blocks])
+        else:
+            heads = b"".join([self[item].pieces[0] for item in items])
+        return Drafts(heads, payloads, self._writer.layout.payload_bytes, stamp=stamp)
+
+
+_ONE_PIECE = (memoryview, bytes, bytearray)
+
+
+def check_payloads(blocks: Sequence[BlockToPut], *, payload_bytes: int) -> None:
+    """Raises ValueError on a payload of another size, or one that is not runs of bytes."""
+    if any(_bytes_of(block.payload) != payload_bytes for block in blocks):
+        raise ValueError(f"a block's payload has {payload_bytes} bytes, in runs without gaps")
+
+
+def _bytes_of(payload: BytesLike | Sequence[BytesLike]) -> int:
+    """-1: not runs of bytes."""
+    if isinstance(payload, memoryview):
+        return payload.nbytes if payload.c_contiguous else -1
+    if isinstance(payload, bytes | bytearray):
+        return len(payload)
+    sizes = [_bytes_of(piece) for piece in payload]
+    return -1 if -1 in sizes else sum(sizes)
 
 
 def flat_pieces(payload: BytesLike | Sequence[BytesLike]) -> tuple[memoryview, ...]:

@@ -6,7 +6,7 @@ import asyncio
 import signal
 import socket
 import sys
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, cast
@@ -25,7 +25,7 @@ from whalepod.cluster.store_faults import corrupt_store, kill_store, pause_store
 from whalepod.core.clock import SYSTEM_CLOCK, Deadline
 from whalepod.core.credentials import ClusterSecret
 from whalepod.core.errors import AuthenticationError, InvalidFieldError, UnavailableError
-from whalepod.kvstore.transport import Place, ValueToWrite, ValueTransport, Written
+from whalepod.kvstore.transport import MadeValues, Place, ValuesToWrite, ValueToWrite, ValueTransport, Written
 from whalepod.rpc.fault.v1 import fault_pb2, fault_pb2_grpc
 
 SECRET = ClusterSecret(b"the secret of these faults")
@@ -120,12 +120,11 @@ class KeepingTransport:
     def __init__(self) -> None:
         self.written: list[ValueToWrite] = []
 
-    def write(
-        self, shard: Place, values: Sequence[ValueToWrite], *, only_if_absent: bool, deadline: Deadline
-    ) -> list[Written]:
+    def write(self, shard: Place, values: ValuesToWrite, *, only_if_absent: bool, deadline: Deadline) -> list[Written]:
         del shard, only_if_absent, deadline
-        self.written += values
-        return [Written.STORED] * len(values)
+        count = len(values.keys)
+        self.written += [values[item] for item in range(count)]
+        return [Written.STORED] * count
 
 
 def test_a_corrupting_store_changes_one_bit_of_each_value_while_the_fault_lasts() -> None:
@@ -133,11 +132,11 @@ def test_a_corrupting_store_changes_one_bit_of_each_value_while_the_fault_lasts(
     store = FaultyStore(cast("ValueTransport", kept), switch)
     value = ValueToWrite(b"key", (b"head", b"payload"), life_ms=1000)
     nowhere = cast("Place", None)
-    store.write(nowhere, [value], only_if_absent=False, deadline=Deadline.after(1))
+    store.write(nowhere, MadeValues([value]), only_if_absent=False, deadline=Deadline.after(1))
     switch.corrupt_writes(seconds=60)
-    store.write(nowhere, [value], only_if_absent=False, deadline=Deadline.after(1))
+    store.write(nowhere, MadeValues([value]), only_if_absent=False, deadline=Deadline.after(1))
     switch.corrupt_writes(seconds=0)
-    store.write(nowhere, [value], only_if_absent=False, deadline=Deadline.after(1))
+    store.write(nowhere, MadeValues([value]), only_if_absent=False, deadline=Deadline.after(1))
     assert [each.pieces for each in kept.written] == [value.pieces, (b"head", b"payloae"), value.pieces]
 
 
@@ -146,7 +145,7 @@ def test_a_slow_store_takes_its_time_but_not_more_than_the_call_has() -> None:
     store = FaultyStore(cast("ValueTransport", kept), switch)
     switch.delay_store(30.0, seconds=60)
     began_s = SYSTEM_CLOCK.monotonic_s()
-    store.write(cast("Place", None), [], only_if_absent=False, deadline=Deadline.after(0.05))
+    store.write(cast("Place", None), MadeValues([]), only_if_absent=False, deadline=Deadline.after(0.05))
     assert 0.04 < SYSTEM_CLOCK.monotonic_s() - began_s < 5
 
 

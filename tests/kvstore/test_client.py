@@ -14,8 +14,8 @@ from tests.kvstore.values import LAYOUT, NAMESPACE, buffers, chain, payload_of, 
 from whalepod.core.block_keys import RUN_BLOCKS
 from whalepod.core.clock import SYSTEM_CLOCK
 from whalepod.core.ids import Incarnation, RequestId
+from whalepod.kvstore import pipeline
 from whalepod.kvstore.client import BlockToPut, Fetched, KvClient
-from whalepod.kvstore.native_writes import Draft
 from whalepod.kvstore.redis_shard import SPEED_LIFE_S, Shard
 from whalepod.kvstore.redis_transport import RedisTransport
 from whalepod.kvstore.settings import StoreAddress, StoreSettings
@@ -215,8 +215,31 @@ def test_wrong_sizes_are_the_callers_mistake(server: RedisServer, open_client: O
     key = chain(1)[0]
     with pytest.raises(ValueError, match="5000 bytes"):
         client.put_blocks([BlockToPut(key, b"short", exact=True)], deadline=soon())
+    gaps = memoryview(bytearray(10_000))[::2]
     with pytest.raises(ValueError, match="5000 bytes"):
-        client.fetch_blocks([key], [memoryview(bytearray(4999))], deadline=soon())
+        client.put_blocks([BlockToPut(key, gaps, exact=True)], deadline=soon())
+    with pytest.raises(ValueError, match="5000 bytes"):
+        client.put_blocks([BlockToPut(key, [gaps[:2000], bytes(3000)], exact=True)], deadline=soon())
+    for wrong in ([bytearray(4999)], [bytes(5000)], [gaps], [], [bytearray(5000)] * 2):
+        with pytest.raises(ValueError, match="5000 bytes"):
+            client.fetch_blocks([key], list(map(memoryview, wrong)), deadline=soon())
+
+
+@pytest.mark.parametrize("native", [True, False])
+def test_blocks_come_from_and_go_to_memory_of_any_shape(
+    server: RedisServer, open_client: OpenClient, monkeypatch: pytest.MonkeyPatch, native: bool
+) -> None:
+    if not native:
+        monkeypatch.setattr(pipeline, "NATIVE", None)
+    client, keys = open_client(server.address), chain(4)
+    payloads = [memoryview(bytearray(payload_of(key))) for key in keys]
+    shaped = [payloads[0], payloads[1].cast("I"), payloads[2].cast("B", (50, 100)), bytearray(payloads[3])]
+    blocks = [BlockToPut(key, payload, exact=True) for key, payload in zip(keys, shaped, strict=True)]
+    assert until(lambda: client.put_blocks(blocks, deadline=soon()) == 4, within_s=5)
+    flat = buffers(4)
+    into = [flat[0], flat[1].cast("d"), flat[2].cast("B", (50, 100)), flat[3]]
+    assert client.fetch_blocks(keys, into, deadline=soon()).count == 4
+    assert flat == payloads
 
 
 def test_without_a_store_everything_is_a_miss() -> None:
@@ -323,7 +346,7 @@ def test_runs_are_dealt_to_connections_and_what_lies_behind_a_gap_is_not_asked_f
     read, depth_of = RedisTransport.read, {block_store_key(key): key.depth for key in keys}
 
     def noted(self: RedisTransport, shard: Any, sinks: Any, **how: Any) -> bool:
-        asked.append([depth_of[sink.key] for sink in sinks])
+        asked.append([depth_of[key] for key in sinks.keys])
         return read(self, shard, sinks, **how)
 
     monkeypatch.setattr(RedisTransport, "read", noted)
@@ -343,9 +366,6 @@ def test_a_values_checksums_are_made_once_when_somebody_asks_for_its_pieces() ->
     head = bytes(256)
     value = ValueToWrite.drafted(b"key", head, (b"payload",), life_ms=5, value_bytes=263, mac=None)
     assert (value.key, value.life_ms, value.value_bytes) == (b"key", 5, 263)
-    assert value.has_draft
-    assert value.draft() == Draft(head, b"payload", stamp=True)
     stamped = with_checksums(head, payload_checksum([b"payload"]))
     assert value.pieces == (stamped, b"payload")
     assert value.pieces is value.pieces
-    assert value.draft() == Draft(stamped, b"payload", stamp=False)

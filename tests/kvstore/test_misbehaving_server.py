@@ -16,8 +16,8 @@ from whalepod.core.ids import Incarnation, RequestId
 from whalepod.kvstore.client import KvClient
 from whalepod.kvstore.settings import StoreSettings
 from whalepod.kvstore.store_keys import block_store_key, handoff_snapshot_key
-from whalepod.kvstore.value_format import HEADER_BYTES
-from whalepod.kvstore.value_writer import ValueWriter, flat
+from whalepod.kvstore.value_format import HEADER_BYTES, flat
+from whalepod.kvstore.value_writer import ValueWriter
 
 KEYS = chain(16)
 NAMES = [block_store_key(key) for key in KEYS]

@@ -20,7 +20,7 @@ from whalepod.kvstore.client import KvClient
 from whalepod.kvstore.node_cache import NodeCache
 from whalepod.kvstore.plain_block_headers import PlainBlockHeaders
 from whalepod.kvstore.settings import StoreSettings
-from whalepod.kvstore.value_sinks import BlockSink
+from whalepod.kvstore.value_sinks import WantedBlocks
 
 OpenCache = Callable[..., NodeCache]
 
@@ -49,13 +49,12 @@ def put(cache: NodeCache, keys: list[BlockKey], *, exact: bool = True) -> None:
 
 def held(cache: NodeCache, keys: list[BlockKey], *, exact_only: bool = False) -> int:
     """Leading blocks there, each of which must hold the right bytes."""
-    headers = PlainBlockHeaders(NAMESPACE, LAYOUT)
-    pairs = zip(keys, buffers(len(keys)), strict=True)
-    sinks = [BlockSink(key, buffer, headers, exact_only) for key, buffer in pairs]
-    cache.read(sinks)
-    verified = [sink for sink in sinks if sink.verified]
-    assert [bytes(sink.buffer) for sink in verified] == [payload_of(sink.block) for sink in verified]
-    return len(verified)
+    blocks = WantedBlocks(keys, buffers(len(keys)), PlainBlockHeaders(NAMESPACE, LAYOUT), exact_only=exact_only)
+    cache.read(blocks)
+    count = blocks.verified
+    assert not any(blocks.verdicts[count:])
+    assert [bytes(buffer) for buffer in blocks.buffers[:count]] == [payload_of(key) for key in keys[:count]]
+    return count
 
 
 def test_what_one_rank_keeps_another_reads(open_cache: OpenCache) -> None:

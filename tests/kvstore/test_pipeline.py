@@ -16,15 +16,18 @@ from tests.kvstore.test_value_format import resealed
 from tests.kvstore.values import LAYOUT, NAMESPACE, buffers, chain, payload_of, soon
 from whalepod.core.clock import SYSTEM_CLOCK, Deadline
 from whalepod.core.ids import Incarnation
-from whalepod.kvstore import pipeline, resp
+from whalepod.kvstore import pipeline
 from whalepod.kvstore.faults import FaultReason, StoreFault
-from whalepod.kvstore.native_reads import NATIVE_READS, Arrived, Foreseen, Verdict
+from whalepod.kvstore.native_library import NATIVE
+from whalepod.kvstore.native_reads import Foreseen, Reading, Requests, Verdict
 from whalepod.kvstore.pipeline import Batch, Flight, read_values
-from whalepod.kvstore.plain_block_headers import PlainBlockHeaders
+from whalepod.kvstore.plain_block_headers import PlainBlockHeaders, identities_of
+from whalepod.kvstore.redis_transport import get_requests
 from whalepod.kvstore.resp import RespConnection, command
 from whalepod.kvstore.settings import StoreAddress, StoreSettings
+from whalepod.kvstore.store_keys import block_store_key
 from whalepod.kvstore.value_mac import ValueMac
-from whalepod.kvstore.value_sinks import BlockSink
+from whalepod.kvstore.value_sinks import WantedBlocks
 from whalepod.kvstore.value_writer import ValueWriter
 
 KEYS = chain(6)
@@ -44,8 +47,8 @@ def ends() -> Iterator[Ends]:
 @pytest.fixture(params=["native", "python"])
 def reader(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     if request.param == "python":
-        monkeypatch.setattr(resp, "NATIVE_READS", None)
-    elif NATIVE_READS is None:
+        monkeypatch.setattr(pipeline, "NATIVE", None)
+    elif NATIVE is None:
         pytest.skip("the native half was not built here")
     return request.param
 
@@ -57,14 +60,14 @@ pytestmark = pytest.mark.usefixtures("reader")
 class Read:
     """What came of reading `KEYS`."""
 
-    sinks: list[BlockSink]
-    answered: list[bool]
+    blocks: WantedBlocks
+    answered: bytearray
     fault: StoreFault | None = None
     moved: int = field(default=0)
 
     @property
     def verified(self) -> list[bool]:
-        return [sink.verified for sink in self.sinks]
+        return [verdict != Verdict.NONE for verdict in self.blocks.verdicts]
 
 
 def value_of(index: int, *, mac: ValueMac | None = None) -> bytes:
@@ -88,11 +91,11 @@ def read(
     """Read all of `KEYS` from what `serve` sends."""
     connection, theirs = ends
     headers = PlainBlockHeaders(NAMESPACE, LAYOUT, signed=mac is not None)
-    sinks = [BlockSink(key, view, headers, False, mac) for key, view in zip(KEYS, buffers(len(KEYS)), strict=True)]
-    result = Read(sinks, [False] * len(sinks))
-    batch = Batch(range(len(sinks)))
+    blocks = WantedBlocks(KEYS, buffers(len(KEYS)), headers, mac=mac)
+    sinks, batch = blocks.batch(range(len(KEYS))), Batch(range(len(KEYS)))
+    result = Read(blocks, bytearray(len(KEYS)))
     deadline = deadline or soon()
-    requests = [command(b"GET", sink.key) for sink in sinks]
+    requests = get_requests(sinks.keys)
     flight = Flight(connection, requests, item_bytes=LAYOUT.payload_bytes, deadline=deadline, alone=alone)
     thread = threading.Thread(target=serve, args=(theirs,))
     thread.start()
@@ -110,9 +113,9 @@ def sends(*replies: bytes) -> Callable[[socket.socket], None]:
 
 def test_values_arrive_in_place(ends: Ends) -> None:
     done = read(ends, sends(*(bulk(value_of(index)) for index in range(6))))
-    assert done.verified == done.answered == [True] * 6
+    assert done.verified == list(map(bool, done.answered)) == [True] * 6
     assert done.moved == 6 * (256 + LAYOUT.payload_bytes)
-    assert [bytes(sink.buffer) for sink in done.sinks] == [payload_of(key) for key in KEYS]
+    assert [bytes(buffer) for buffer in done.blocks.buffers] == [payload_of(key) for key in KEYS]
 
 
 def test_signed_values_arrive_in_place(ends: Ends) -> None:
@@ -242,29 +245,27 @@ def test_requests_go_out_a_few_ahead_of_the_answers(ends: Ends, monkeypatch: pyt
     assert max(ahead) == 2
 
 
-class Shy(BlockSink):
-    """A sink that does not say where its value goes before it has seen its header."""
-
-    def foresee(self) -> Foreseen | None:
-        return None
-
-
-@pytest.mark.parametrize("shy", [(0,), (2,), (1, 3), (5,)])
-def test_no_request_is_sent_twice_if_more_are_on_their_way_than_values_are_foreseen(
-    ends: Ends, shy: Sequence[int]
+@pytest.mark.parametrize("absent", [(0,), (2,), (1, 3), (5,)])
+def test_no_request_is_sent_twice_however_many_were_on_their_way_when_another_reply_came(
+    ends: Ends, absent: Sequence[int]
 ) -> None:
+    replies = [b"$-1\r\n" if index in absent else bulk(value_of(index)) for index in range(6)]
+    assert read(ends, sends(*replies)).verified == [index not in absent for index in range(6)]
+    assert ends[1].recv(1 << 16) == b"".join(command(b"GET", block_store_key(key)) for key in KEYS)
+
+
+def test_some_blocks_of_those_wanted_are_read_and_no_other_is_touched(ends: Ends) -> None:
     connection, theirs = ends
-    headers = PlainBlockHeaders(NAMESPACE, LAYOUT)
-    pairs = enumerate(zip(KEYS, buffers(len(KEYS)), strict=True))
-    sinks = [(Shy if index in shy else BlockSink)(key, view, headers, False) for index, (key, view) in pairs]
-    requests = [command(b"GET", sink.key) for sink in sinks]
-    thread = threading.Thread(target=sends(*(bulk(value_of(index)) for index in range(6))), args=(theirs,))
-    thread.start()
-    flight = Flight(connection, requests, item_bytes=LAYOUT.payload_bytes, deadline=soon())
-    read_values(connection, Batch(range(6)), sinks, [False] * 6, flight, deadline=soon())
-    thread.join()
-    assert all(sink.verified for sink in sinks)
-    assert theirs.recv(1 << 16) == b"".join(requests)
+    blocks = WantedBlocks(KEYS, buffers(len(KEYS)), PlainBlockHeaders(NAMESPACE, LAYOUT))
+    sinks = blocks.batch([4, 1, 3])
+    values = [value_of(4, mac=MAC), value_of(3)]  # the one between them was asked about elsewhere
+    theirs.sendall(b"".join(map(bulk, values)))
+    flight = Flight(connection, get_requests(sinks.keys[::2]), item_bytes=LAYOUT.payload_bytes, deadline=soon())
+    answered = bytearray(3)
+    read_values(connection, Batch([0, 2]), sinks, answered, flight, deadline=soon())
+    assert (list(answered), list(blocks.verdicts)) == ([1, 0, 1], [0, 0, 0, Verdict.EXACT, Verdict.EXACT, 0])
+    right = [payload_of(key) if index in (3, 4) else bytes(LAYOUT.payload_bytes) for index, key in enumerate(KEYS)]
+    assert [bytes(buffer) for buffer in blocks.buffers] == right
 
 
 @pytest.mark.parametrize("alone", [True, False])
@@ -294,48 +295,49 @@ def test_a_local_server_gets_one_request_at_a_time_the_next_when_a_reply_begins_
     theirs.close()
 
 
-def natively(values: Sequence[bytes], *, plain: bytes) -> Arrived:
-    """What the C half says of values that should all be block 0 with the header `plain`."""
-    assert NATIVE_READS is not None
+def natively(values: Sequence[bytes], *, plain: bytes, exact_only: bool = False) -> tuple[list[int], list[int]]:
+    """Verdicts and hashes that the C half gives values which should all be block 0 with a header as `plain`."""
+    assert NATIVE is not None
     ours, theirs = socket.socketpair()
     sender = threading.Thread(target=lambda: theirs.sendall(b"".join(map(bulk, values))))
     sender.start()
-    places = [Foreseen(256, buffer, plain) for buffer in buffers(len(values))]
-    requests, ahead = [b""] * len(values), len(values)
-    arrived = NATIVE_READS.read(
-        ours.fileno(), places, requests, (bytearray(64), 0, 0), sent=ahead, ahead=ahead, early=False, timeout_s=5
-    )
+    count, size = len(values), LAYOUT.payload_bytes
+    foreseen = Foreseen(256, size, buffers(count), plain, identities_of([KEYS[0]] * count), exact_only)
+    reading = Reading(NATIVE, foreseen, Requests(count, b"", 0), ahead=count, early=False)
+    arrived = reading.proceed(ours.fileno(), (bytearray(64), 0, 0), sent=count, timeout_s=5)
+    reading.close()
     sender.join()
     ours.close()
     theirs.close()
-    assert (arrived.fault, arrived.whole) == (None, len(values))
-    return arrived
+    assert (arrived.fault, reading.done) == (None, count)
+    return list(reading.verdicts(0)), list(reading.payload_hashes)
 
 
-PLAIN = PlainBlockHeaders(NAMESPACE, LAYOUT).expected(KEYS[0])
+PLAIN = PlainBlockHeaders(NAMESPACE, LAYOUT).plain
 
 
-@pytest.mark.skipif(NATIVE_READS is None, reason="the native half was not built here")
+@pytest.mark.skipif(NATIVE is None, reason="the native half was not built here")
 def test_the_hash_taken_on_the_way_is_the_payloads() -> None:
-    arrived = natively([value_of(0), value_of(1)], plain=b"")
-    assert list(arrived.payload_hashes) == [xxhash.xxh3_64_intdigest(payload_of(key)) for key in KEYS[:2]]
-    assert list(arrived.verdicts) == [Verdict.NONE, Verdict.NONE]
+    verdicts, hashes = natively([value_of(0), value_of(1)], plain=b"")
+    assert hashes == [xxhash.xxh3_64_intdigest(payload_of(key)) for key in KEYS[:2]]
+    assert verdicts == [Verdict.NONE, Verdict.NONE]
 
 
-@pytest.mark.skipif(NATIVE_READS is None, reason="the native half was not built here")
+@pytest.mark.skipif(NATIVE is None, reason="the native half was not built here")
 def test_the_c_half_accepts_what_the_python_half_accepts_and_no_changed_byte() -> None:
     headers, value = PlainBlockHeaders(NAMESPACE, LAYOUT), value_of(0)
     payload_at = [256 + at for at in (0, 1, 2047, 2048, LAYOUT.payload_bytes - 1)]
     changed = [bytes([*value[:at], value[at] ^ 1, *value[at + 1 :]]) for at in (*range(256), *payload_at)]
     sealed = [resealed(value[:256], at, bytes([value[at] ^ 1])) + value[256:] for at in range(252)]
-    assert set(natively(changed, plain=PLAIN).verdicts) == {Verdict.NONE}
-    for each, verdict in zip(sealed, natively(sealed, plain=PLAIN).verdicts, strict=True):
-        read = headers.read(each[:256], KEYS[0], value_bytes=len(each))
-        right = read is not None and read[0] == xxhash.xxh3_64_intdigest(each[256:])
-        assert verdict == (
-            Verdict.NONE if not right or read is None else Verdict.EXACT if read[1] else Verdict.APPROXIMATE
-        )
-    assert list(natively([value, value_of(1)], plain=PLAIN).verdicts) == [Verdict.EXACT, Verdict.NONE]
+    assert set(natively(changed, plain=PLAIN)[0]) == {Verdict.NONE}
+    for exact_only in (False, True):
+        for each, verdict in zip(sealed, natively(sealed, plain=PLAIN, exact_only=exact_only)[0], strict=True):
+            read = headers.read(each[:256], KEYS[0], value_bytes=len(each))
+            right = read is not None and read[0] == xxhash.xxh3_64_intdigest(each[256:])
+            exact = read is not None and read[1]
+            wanted = right and (exact or not exact_only)
+            assert verdict == (Verdict.NONE if not wanted else Verdict.EXACT if exact else Verdict.APPROXIMATE)
+    assert natively([value, value_of(1)], plain=PLAIN)[0] == [Verdict.EXACT, Verdict.NONE]
 
 
 def test_any_mixture_in_any_pieces_is_read_alike_by_both(

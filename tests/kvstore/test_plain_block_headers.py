@@ -75,6 +75,8 @@ def test_a_header_is_drafted_as_the_full_encoder_writes_it(signed: bool, exact: 
     flags = (Flag.MAC if signed else 0) | (Flag.EXACT if exact else 0)
     header = replace(PLAIN, flags=flags, checksum=77, draft_fingerprint=5, writer=6, created_unix_ms=7)
     headers = PlainBlockHeaders(NAMESPACE, LAYOUT, signed=signed)
-    draft = headers.draft(KEY, exact=exact, owner=5, writer=6, created_unix_ms=7)
+    drafts = headers.drafts([(KEY, not exact, 4), (KEY, exact, 5)], writer=6, created_unix_ms=7)
+    assert len(drafts) == 512
+    draft = drafts[256:]
     assert with_checksums(draft, 77) == encode_header(header)
     assert (draft[112:120], draft[252:]) == (bytes(8), bytes(4))

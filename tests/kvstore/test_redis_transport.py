@@ -10,7 +10,7 @@ from tests.kvstore.values import soon
 from whalepod.core.clock import SYSTEM_CLOCK
 from whalepod.kvstore.redis_transport import RedisTransport
 from whalepod.kvstore.settings import StoreAddress, StoreSettings
-from whalepod.kvstore.transport import Renewal, ValueToWrite, Written
+from whalepod.kvstore.transport import MadeValues, Renewal, ValueToWrite, Written
 
 NAME = b"b:{0}:x"
 VALUE = b"h" * 256 + b"payload"
@@ -26,7 +26,9 @@ def transport(server: RedisServer) -> Iterator[RedisTransport]:
 
 def put(transport: RedisTransport, *, life_ms: int = 60_000, only_if_absent: bool = True) -> Written:
     to_write = ValueToWrite(NAME, (VALUE[:256], VALUE[256:]), life_ms)
-    return transport.write(transport.shards[0], [to_write], only_if_absent=only_if_absent, deadline=soon())[0]
+    return transport.write(transport.shards[0], MadeValues([to_write]), only_if_absent=only_if_absent, deadline=soon())[
+        0
+    ]
 
 
 def test_a_value_is_written_once_unless_it_may_be_replaced(server: RedisServer, transport: RedisTransport) -> None:

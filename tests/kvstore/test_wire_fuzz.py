@@ -9,12 +9,9 @@ import pytest
 
 from tests.kvstore.wire_fuzz import fuzz
 from tests.native_build import ROOT, compiler
-from whalepod.kvstore.native_reads import NATIVE_READS
-from whalepod.kvstore.native_writes import NATIVE_WRITES
+from whalepod.kvstore.native_library import NATIVE
 
-pytestmark = pytest.mark.skipif(
-    NATIVE_READS is None or NATIVE_WRITES is None, reason="the native half was not built here"
-)
+pytestmark = pytest.mark.skipif(NATIVE is None, reason="the native half was not built here")
 
 
 def test_both_halves_make_the_same_of_any_stream_and_take_no_wrong_byte() -> None:

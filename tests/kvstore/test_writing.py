@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
 from random import Random
 
@@ -18,18 +19,19 @@ from tests.native_build import compiler
 from whalepod.core.block_keys import BlockKey
 from whalepod.core.clock import SYSTEM_CLOCK, Deadline
 from whalepod.core.ids import Incarnation
-from whalepod.kvstore import pipeline
+from whalepod.kvstore import native_writes, pipeline
 from whalepod.kvstore.faults import ErrorReply, FaultReason, StoreFault
-from whalepod.kvstore.native_reads import NATIVE_READS
-from whalepod.kvstore.native_writes import NATIVE_WRITES, Draft, Sending
+from whalepod.kvstore.native_library import NATIVE
+from whalepod.kvstore.native_writes import Drafts, Writing
 from whalepod.kvstore.pipeline import Batch, write_values
 from whalepod.kvstore.redis_transport import set_commands
 from whalepod.kvstore.resp import Reply, RespConnection
 from whalepod.kvstore.settings import StoreSettings
-from whalepod.kvstore.transport import ValueToWrite
-from whalepod.kvstore.value_format import BytesLike, Header, parse_header
+from whalepod.kvstore.store_keys import block_store_key
+from whalepod.kvstore.transport import ValuesToWrite
+from whalepod.kvstore.value_format import Header, parse_header
 from whalepod.kvstore.value_mac import ValueMac
-from whalepod.kvstore.value_writer import ValueWriter
+from whalepod.kvstore.value_writer import BlocksToWrite, BlockToPut, ValueWriter
 
 KEYS = chain(6)
 STORED: dict[bytes, Reply] = {
@@ -47,15 +49,16 @@ STORED: dict[bytes, Reply] = {
 @pytest.fixture(params=["native", "python"], autouse=True)
 def half(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     if request.param == "python":
-        monkeypatch.setattr(pipeline, "NATIVE_WRITES", None)
-    elif NATIVE_WRITES is None:
+        monkeypatch.setattr(pipeline, "NATIVE", None)
+    elif NATIVE is None:
         pytest.skip("the native half was not built here")
     return request.param
 
 
 def test_the_native_halves_are_there_where_a_compiler_is() -> None:
-    built = NATIVE_READS is not None and NATIVE_WRITES is not None
-    assert built or compiler() is None, "they were not built: `make venv` or `python -m tests.native_build`"
+    assert NATIVE is not None or compiler() is None, (
+        "they were not built: `make venv` or `python -m tests.native_build`"
+    )
 
 
 @dataclass
@@ -67,27 +70,31 @@ class Wrote:
     late_s: float = 0.0
 
 
-def value_of(key: BlockKey, *, mac: ValueMac | None = None, pieces: int = 1) -> ValueToWrite:
+def values_of(keys: Sequence[BlockKey], *, mac: ValueMac | None = None, pieces: int = 1) -> BlocksToWrite:
     writer = ValueWriter(NAMESPACE, LAYOUT, Incarnation(1), StoreSettings(), SYSTEM_CLOCK, mac)
-    payload, cut = payload_of(key), LAYOUT.payload_bytes // pieces
-    parts: list[BytesLike] = [payload[at * cut : (at + 1) * cut if at < pieces - 1 else None] for at in range(pieces)]
-    return writer.block(key, tuple(parts), exact=True, owner=7)
+    cut, blocks = LAYOUT.payload_bytes // pieces, list[BlockToPut]()
+    for key in keys:
+        payload = payload_of(key)
+        parts = [payload[at * cut : (at + 1) * cut if at < pieces - 1 else None] for at in range(pieces)]
+        blocks.append(BlockToPut(key, parts if pieces > 1 else payload, exact=True, owner=7))
+    return BlocksToWrite(writer, blocks)
 
 
 def write(
     serve: Callable[[socket.socket], None],
-    values: Sequence[ValueToWrite] = (),
+    values: ValuesToWrite | None = None,
     *,
     deadline: Deadline | None = None,
 ) -> Wrote:
     """Store `values` with a server that does as `serve` does."""
     ours, theirs = socket.socketpair()
     deadline, wrote = deadline or soon(), Wrote()
-    values = values or [value_of(key) for key in KEYS]
+    values = values or values_of(KEYS)
     thread = threading.Thread(target=serve, args=(theirs,))
     thread.start()
     try:
-        batch, commands = Batch(range(len(values))), set_commands(values, only_if_absent=True)
+        batch = Batch(range(len(values.keys)))
+        commands = set_commands(values, batch.items, only_if_absent=True)
         wrote.replies.extend(write_values(RespConnection(ours), batch, values, *commands, deadline=deadline))
     except StoreFault as fault:
         wrote.fault = fault
@@ -120,16 +127,19 @@ def verified(value: bytes, key: BlockKey) -> bool:
     )
 
 
-@pytest.mark.parametrize("variant", ["plain", "signed", "in pieces", "made before"])
+@pytest.mark.parametrize("variant", ["plain", "signed", "in pieces", "made before", "made before, one"])
 def test_values_arrive_whole_and_as_their_headers_say(variant: str) -> None:
     mac = ValueMac(b"m" * 32) if variant == "signed" else None
-    values = [value_of(key, mac=mac, pieces=3 if variant == "in pieces" else 1) for key in KEYS]
-    if variant == "made before":
-        assert all(value.pieces for value in values)
+    values = values_of(KEYS, mac=mac, pieces=3 if variant == "in pieces" else 1)
+    if variant.startswith("made before"):
+        made = range(6) if variant == "made before" else [2]
+        assert all(values[item].pieces for item in made)
     commands: list[list[bytes]] = []
     assert write(answers([b"+OK\r\n"] * 6, commands), values).replies == [b"OK"] * 6
-    for key, value, words in zip(KEYS, values, commands, strict=True):
-        assert [words[0], words[1], *words[3:]] == [b"SET", value.key, b"NX", b"PX", b"%d" % value.life_ms]
+    for item, (key, words) in enumerate(zip(KEYS, commands, strict=True)):
+        life_ms = StoreSettings().block_life_ms(key.depth)
+        assert [words[0], words[1], *words[3:]] == [b"SET", block_store_key(key), b"NX", b"PX", b"%d" % life_ms]
+        assert (values[item].key, values[item].life_ms) == (words[1], life_ms)
         assert verified(words[2], key)
         assert words[2].endswith(payload_of(key))
 
@@ -188,7 +198,7 @@ def test_a_server_that_goes_away_in_the_middle_of_a_value_is_a_fault(monkeypatch
         theirs.close()
 
     monkeypatch.setattr(pipeline, "IN_FLIGHT_BYTES", 100 << 20)
-    wrote = write(serve, [value_of(key) for key in KEYS * 20])
+    wrote = write(serve, values_of(KEYS * 20))
     assert wrote.fault is not None
     assert (wrote.replies, wrote.fault.reason) == ([], FaultReason.RESET)
 
@@ -204,7 +214,7 @@ def test_a_server_that_stops_ends_it_at_the_deadline(reads: str, monkeypatch: py
             if reads != "nothing" and not theirs.recv(1000):
                 return
 
-    values = [value_of(key) for key in KEYS * 20]
+    values = values_of(KEYS * 20)
     late_s: list[float] = []
     # What is late by its making is so every time, what a busy machine holds up is not.
     while len(late_s) < 3 and (not late_s or late_s[-1] >= LATE_S):
@@ -221,42 +231,50 @@ def test_a_server_that_stops_ends_it_at_the_deadline(reads: str, monkeypatch: py
     assert late_s[-1] < LATE_S, late_s
 
 
-@dataclass(frozen=True)
-class _Bare:
-    """Any value."""
-
-    payload: bytes
-
-    def draft(self) -> Draft:
-        return Draft(bytes(256), self.payload, stamp=True)
+LENGTHS = [*range(0, 300, 7), 240, 241, *range(960, 1153, 16), 1023, 1025, 2047, 2048, 2049, 99_999]
 
 
 @pytest.mark.parametrize("half", ["native"], indirect=True)
 def test_the_hash_that_is_stamped_is_xxh3_of_any_length() -> None:
-    assert NATIVE_WRITES is not None
+    assert NATIVE is not None
     draw = Random(3)
-    lengths = [*range(0, 300, 7), 240, 241, *range(960, 1153, 16), 1023, 1025, 2047, 2048, 2049, 99_999]
-    payloads = [draw.randbytes(length) for length in lengths]
-    count = len(payloads)
-    ours, theirs = socket.socketpair()
-    received: list[bytes] = []
+    for length in LENGTHS:
+        payloads = [draw.randbytes(length) for _ in range(2)]
+        ours, theirs = socket.socketpair()
+        received: list[bytes] = []
 
-    def serve() -> None:
-        with theirs.makefile("rb") as stream:
-            for length in lengths:
-                received.append(stream.read(256 + length))
-                theirs.sendall(b"+OK\r\n")
+        def serve(theirs: socket.socket = theirs, length: int = length, received: list[bytes] = received) -> None:
+            with theirs.makefile("rb") as stream:
+                for _ in range(2):
+                    received.append(stream.read(256 + length))
+                    theirs.sendall(b"+OK\r\n")
 
-    thread = threading.Thread(target=serve)
-    thread.start()
-    sending = Sending(NATIVE_WRITES, [_Bare(each) for each in payloads], [b""] * count, [b""] * count, ahead=3)
-    connection = RespConnection(ours)
-    while sending.answered < len(payloads):
-        assert connection.write_values(sending, deadline=soon()).fault is None
-    sending.close()
-    thread.join()
-    ours.close()
-    theirs.close()
-    assert [value[256:] for value in received] == payloads
-    stamped = [int.from_bytes(value[112:120], "little") for value in received]
-    assert stamped == [xxhash.xxh3_64_intdigest(payload) for payload in payloads]
+        thread = threading.Thread(target=serve)
+        thread.start()
+        drafts = Drafts(bytes(512), payloads, length, stamp=True)
+        with closing(Writing(NATIVE, drafts, [b""] * 2, [b""] * 2, ahead=2)) as writing:
+            acknowledged = RespConnection(ours).write_values(writing, deadline=soon())
+        thread.join()
+        ours.close()
+        theirs.close()
+        assert (acknowledged.fault, acknowledged.answers) == (None, bytes([native_writes.STORED] * 2))
+        assert [value[256:] for value in received] == payloads
+        stamped = [int.from_bytes(value[112:120], "little") for value in received]
+        assert stamped == [xxhash.xxh3_64_intdigest(payload) for payload in payloads]
+
+
+@pytest.mark.parametrize("half", ["native"], indirect=True)
+def test_what_cannot_be_held_is_let_go_and_said() -> None:
+    assert NATIVE is not None
+    whole, gaps = bytearray(8), memoryview(bytearray(8))[::2]
+    with pytest.raises(BufferError):
+        NATIVE.hold([whole, gaps])
+    with pytest.raises(BufferError):
+        NATIVE.hold([whole, b"constant"], writable=True)
+    whole.append(1)  # nobody holds it
+    held = NATIVE.hold([whole, b"constant"])
+    with pytest.raises(BufferError):
+        whole.append(1)
+    held.close()
+    held.close()
+    whole.append(1)

@@ -11,7 +11,6 @@ The last line is one JSON object.
 from __future__ import annotations
 
 import argparse
-import ctypes
 import json
 import os
 import signal
@@ -31,19 +30,17 @@ from tests.kvstore.values import LAYOUT, NAMESPACE, buffers, chain, payload_of
 from tests.native_build import ROOT, build_values
 from whalepod.core.clock import SYSTEM_CLOCK, Clock, Deadline
 from whalepod.core.ids import Incarnation
-from whalepod.kvstore import pipeline, resp
+from whalepod.kvstore import pipeline
 from whalepod.kvstore.faults import FaultReason, StoreFault
-from whalepod.kvstore.native_reads import Foreseen, NativeReads
-from whalepod.kvstore.native_writes import NativeWrites
+from whalepod.kvstore.native_library import NativeLibrary
 from whalepod.kvstore.pipeline import Batch, Flight, read_values, write_values
 from whalepod.kvstore.plain_block_headers import PlainBlockHeaders
-from whalepod.kvstore.redis_transport import set_commands
-from whalepod.kvstore.resp import RespConnection, command
+from whalepod.kvstore.redis_transport import get_requests, set_commands
+from whalepod.kvstore.resp import RespConnection
 from whalepod.kvstore.settings import StoreAddress, StoreSettings
-from whalepod.kvstore.transport import ValueToWrite
 from whalepod.kvstore.value_mac import ValueMac
-from whalepod.kvstore.value_sinks import BlockSink
-from whalepod.kvstore.value_writer import ValueWriter
+from whalepod.kvstore.value_sinks import WantedBlocks
+from whalepod.kvstore.value_writer import BlocksToWrite, BlockToPut, ValueWriter
 
 KEYS = chain(7)
 PAYLOADS = [payload_of(key) for key in KEYS]
@@ -228,67 +225,63 @@ def play(
     return Outcome(fault, said, late_s), bytes(received)
 
 
-@dataclass(slots=True)
-class Shy(BlockSink):
-    """A sink that does not foresee."""
-
-    def foresee(self) -> Foreseen | None:
-        return None
-
-
 def play_read(seed: int, stall_s: float) -> tuple[Outcome, bool]:
     """Of one stream of values; and whether every value that was taken is the right one."""
     draw = Random(seed)
     signed = draw.random() < 0.3
     server = draw_server(draw, draw_read_replies(draw, signed=signed), writing=False)
     headers = PlainBlockHeaders(NAMESPACE, LAYOUT, signed=signed)
-    shy, exact_only = {draw.randrange(20) for _ in range(2)}, draw.random() < 0.2
-    sinks = [
-        (Shy if index in shy else BlockSink)(key, view, headers, exact_only, MAC if signed else None)
-        for index, (key, view) in enumerate(zip(KEYS, buffers(len(KEYS)), strict=True))
-    ]
+    blocks = WantedBlocks(
+        KEYS, buffers(len(KEYS)), headers, exact_only=draw.random() < 0.2, mac=MAC if signed else None
+    )
     in_flight, alone = draw.choice((1, 3, 5, 100)) * LAYOUT.payload_bytes, draw.random() < 0.5
-    answered = [False] * len(sinks)
-    requests = [command(b"GET", sink.key) for sink in sinks]
+    order = draw.sample(range(len(KEYS)), len(KEYS)) if draw.random() < 0.1 else range(len(KEYS))
+    sinks, answered = blocks.batch(order), bytearray(len(KEYS))
 
     def talk(connection: RespConnection, deadline: Deadline) -> object:
-        batch = Batch(range(len(sinks)))
+        batch = Batch(range(len(KEYS)))
         pipeline.IN_FLIGHT_BYTES = in_flight
+        requests = get_requests(sinks.keys)
         flight = Flight(connection, requests, item_bytes=LAYOUT.payload_bytes, deadline=deadline, alone=alone)
         moved = read_values(connection, batch, sinks, answered, flight, deadline=deadline)
         return moved, sorted(batch.elsewhere), batch.strange
 
     outcome, _ = play(draw, server, stall_s, talk)
     taken = [
-        (sink.verified, sink.exact and sink.verified, sink.rejected)
-        for sink, whole in zip(sinks, answered, strict=True)
+        (blocks.verdicts[number], blocks.rejected.get(number))
+        for number, whole in zip(order, answered, strict=True)
         if whole
     ]
-    right = all(bytes(sink.buffer) == payload for sink, payload in zip(sinks, PAYLOADS, strict=True) if sink.verified)
+    arrived = [blocks.arrived(number) for number in range(len(KEYS))]
+    right = all(there is None or bytes(there[0]) == payload for there, payload in zip(arrived, PAYLOADS, strict=True))
     if server.ends == "stall" and outcome.fault is FaultReason.TIMEOUT:
         return replace(outcome, said=None), right  # how far it came until then is no matter of meaning
-    return replace(outcome, said=(outcome.said, taken, answered)), right
+    return replace(outcome, said=(outcome.said, taken, list(answered))), right
 
 
 def play_write(seed: int, stall_s: float) -> tuple[Outcome, bool]:
     """Of one stream of answers; and whether the server got what it should, up to where it ended."""
     draw = Random(seed)
     server = draw_server(draw, draw_write_replies(draw), writing=True)
-    values = [_value(draw, index) for index in range(len(KEYS))]
-    starts, ends = set_commands(values, only_if_absent=draw.random() < 0.5)
+    values = BlocksToWrite(WRITERS[False], [BlockToPut(key, memoryview(payload), exact=True)
+                                            for key, payload in zip(KEYS, PAYLOADS, strict=True)])  # fmt: skip
+    if draw.random() < 0.1:
+        assert values[draw.randrange(len(KEYS))].pieces  # made before
+    items = range(len(KEYS))
+    starts, ends = set_commands(values, items, only_if_absent=draw.random() < 0.5)
     in_flight = draw.choice((1, 3, 5, 100)) * LAYOUT.payload_bytes
     replies: list[object] = []
 
     def talk(connection: RespConnection, deadline: Deadline) -> object:
         pipeline.IN_FLIGHT_BYTES = in_flight
-        replies.extend(write_values(connection, Batch(range(len(values))), values, starts, ends, deadline=deadline))
+        replies.extend(write_values(connection, Batch(items), values, starts, ends, deadline=deadline))
         return len(replies)
 
     outcome, received = play(draw, server, stall_s, talk)
     meant = b"".join(
         piece
-        for start, value, end in zip(starts, values, ends, strict=True)
-        for piece in (start, *map(bytes, value.pieces), end)
+        for item, start, end in zip(items, starts, ends, strict=True)
+        for piece in (start, *map(bytes, values[item].pieces), end)
     )
     right = meant.startswith(received)  # the last bytes are lost with a connection that is closed in doubt
     if outcome.fault is FaultReason.TIMEOUT:
@@ -296,27 +289,19 @@ def play_write(seed: int, stall_s: float) -> tuple[Outcome, bool]:
     return replace(outcome, said=(outcome.said, replies)), right
 
 
-def _value(draw: Random, index: int) -> ValueToWrite:
-    """The same each time, but for how it is made."""
-    made = WRITERS[False].block(KEYS[index], (memoryview(PAYLOADS[index]),), exact=True)
-    if draw.random() < 0.1:
-        assert made.pieces  # made before
-    return made
-
-
 @contextmanager
-def half(reads: NativeReads | None, writes: NativeWrites | None) -> Generator[None]:
-    kept = resp.NATIVE_READS, pipeline.NATIVE_WRITES, pipeline.IN_FLIGHT_BYTES
-    resp.NATIVE_READS, pipeline.NATIVE_WRITES = reads, writes
+def half(native: NativeLibrary | None) -> Generator[None]:
+    kept = pipeline.NATIVE, pipeline.IN_FLIGHT_BYTES
+    pipeline.NATIVE = native
     try:
         yield
     finally:
-        resp.NATIVE_READS, pipeline.NATIVE_WRITES, pipeline.IN_FLIGHT_BYTES = kept
+        pipeline.NATIVE, pipeline.IN_FLIGHT_BYTES = kept
 
 
 def fuzz(rounds: int, *, seed: int, tell: Callable[[str], object] = print) -> Counter[str]:
     """Figures of so many streams of each kind: `rounds`, `wrong`, `unlike`, `late`."""
-    native, figures = (resp.NATIVE_READS, pipeline.NATIVE_WRITES), Counter[str](wrong=0, unlike=0, late=0)
+    native, figures = pipeline.NATIVE, Counter[str](wrong=0, unlike=0, late=0)
     for number in range(seed, seed + rounds):
         for kind in (play_read, play_write):
             python, c = _played(number, kind, native, stall_s=STALLS_S[0])
@@ -332,12 +317,12 @@ def fuzz(rounds: int, *, seed: int, tell: Callable[[str], object] = print) -> Co
 
 
 def _played(
-    seed: int, kind: Kind, native: tuple[NativeReads | None, NativeWrites | None], *, stall_s: float
+    seed: int, kind: Kind, native: NativeLibrary | None, *, stall_s: float
 ) -> tuple[tuple[Outcome, bool], tuple[Outcome, bool]]:
     """By Python alone, and with the C half."""
-    with half(None, None):
+    with half(None):
         python = kind(seed, stall_s)
-    with half(*native):
+    with half(native):
         return python, kind(seed, stall_s)
 
 
@@ -385,11 +370,8 @@ def main() -> None:
     if options.sanitize:
         sys.exit(sanitized(["--rounds", str(options.rounds), "--seed", str(options.seed)]))
     if options.library:
-        library = ctypes.CDLL(str(options.library))
-        hash_at = resp.NATIVE_READS._hash if resp.NATIVE_READS is not None else None
-        assert hash_at is not None, "build the C half first: python -m tests.native_build"
-        resp.NATIVE_READS, pipeline.NATIVE_WRITES = NativeReads(library), NativeWrites(library, hash_at)
-    assert resp.NATIVE_READS is not None and pipeline.NATIVE_WRITES is not None, "the C half was not built"
+        pipeline.NATIVE = NativeLibrary(options.library)
+    assert pipeline.NATIVE is not None, "the C half was not built: python -m tests.native_build"
     signal.signal(signal.SIGALRM, lambda *_: None)
     signal.setitimer(signal.ITIMER_REAL, TICK_S, TICK_S)
     figures = fuzz(options.rounds, seed=options.seed)
