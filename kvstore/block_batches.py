@@ -59,7 +59,8 @@ class BatchThreads:
         finally:
             for helper in helpers:
                 helper.cancel()  # it waits behind other calls, and nothing is left for it
-            wait(helpers)
+            if helpers:
+                wait(helpers)
         for helper in helpers:
             if not helper.cancelled():
                 helper.result()
@@ -274,6 +275,6 @@ def leading(flags: bytes | bytearray) -> int:
 def count_written(outcomes: Sequence[Written], *, value_bytes: int) -> None:
     """Of values of so many bytes each."""
     metrics.BYTES.labels("written").inc(outcomes.count(Written.STORED) * value_bytes)
-    for outcome in outcomes:
-        if outcome is Written.DROPPED or outcome is Written.UNKNOWN:
-            metrics.WRITES_DROPPED.labels(outcome.value).inc()
+    for outcome in (Written.DROPPED, Written.UNKNOWN):
+        if count := outcomes.count(outcome):
+            metrics.WRITES_DROPPED.labels(outcome.value).inc(count)

@@ -48,19 +48,21 @@ class MissingKeys:
         """The store has answered that it does not have this; unless we have stored it since we asked."""
         with self._lock:
             if self._stored_at_s.get(key, float("-inf")) < asked_at_s:
-                _remember(self._missing_at_s, key, self._clock.monotonic_s())
+                _remember(self._missing_at_s, (key,), self._clock.monotonic_s())
 
-    def forget(self, keys: Iterable[bytes]) -> None:
+    def forget(self, keys: Sequence[bytes]) -> None:
         """They are there now."""
         now_s = self._clock.monotonic_s()
         with self._lock:
-            for key in keys:
-                self._missing_at_s.pop(key, None)
-                _remember(self._stored_at_s, key, now_s)
+            if not self._missing_at_s.keys().isdisjoint(keys):
+                for key in keys:
+                    self._missing_at_s.pop(key, None)
+            _remember(self._stored_at_s, keys, now_s)
 
 
-def _remember(times: OrderedDict[bytes, float], key: bytes, at_s: float) -> None:
-    times[key] = at_s
-    times.move_to_end(key)
-    if len(times) > REMEMBERED_MAX:
+def _remember(times: OrderedDict[bytes, float], keys: Iterable[bytes], at_s: float) -> None:
+    for key in keys:
+        times[key] = at_s
+        times.move_to_end(key)
+    while len(times) > REMEMBERED_MAX:
         times.popitem(last=False)

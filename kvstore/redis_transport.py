@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 from collections import defaultdict
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from random import Random
 
 from whalepod.core.clock import Clock, Deadline
@@ -302,5 +303,11 @@ def set_commands(
     keys = rows(values.keys, items)
     before, behind = b"*%d\r\n$3\r\nSET\r\n$%d\r\n" % (words, len(keys[0])), b"\r\n$%d\r\n" % values.value_bytes
     starts = [before + key + behind for key in keys]
-    lives = [b"%d" % life_ms for life_ms in rows(values.lives_ms, items)]
-    return starts, [b"\r\n%b$2\r\nPX\r\n$%d\r\n%b\r\n" % (condition, len(life), life) for life in lives]
+    return starts, [_set_end(condition, life_ms) for life_ms in rows(values.lives_ms, items)]
+
+
+@lru_cache(maxsize=8192)
+def _set_end(condition: bytes, life_ms: int) -> bytes:
+    """Depths and with them lives repeat."""
+    life = b"%d" % life_ms
+    return b"\r\n%b$2\r\nPX\r\n$%d\r\n%b\r\n" % (condition, len(life), life)

@@ -60,7 +60,7 @@ def gather(*words: BytesLike | tuple[BytesLike, ...]) -> list[BytesLike]:
 class RespConnection:
     """A connected socket and the bytes read ahead. Not thread-safe: one exchange at a time."""
 
-    __slots__ = ("_ahead", "_end", "_socket", "_start", "address")
+    __slots__ = ("_ahead", "_end", "_readable", "_socket", "_start", "address")
 
     def __init__(self, connected: socket.socket, address: StoreAddress | None = None) -> None:
         """`address`: where it leads, for its owner."""
@@ -69,6 +69,8 @@ class RespConnection:
         # takes up one that a signal has interrupted, and the kernel would count its timeout from the start again.
         connected.settimeout(None)
         self._socket = connected
+        self._readable = select.poll()
+        self._readable.register(connected, select.POLLIN)
         self._ahead = bytearray(READ_AHEAD_BYTES)
         self._start = 0
         self._end = 0
@@ -106,15 +108,7 @@ class RespConnection:
     @property
     def quiet(self) -> bool:
         """Nothing is waiting to be read and the peer has not closed: fit for another question."""
-        if self._start != self._end:
-            return False
-        try:
-            self._socket.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
-        except BlockingIOError:
-            return True
-        except OSError:
-            return False
-        return False
+        return self._start == self._end and self._socket.fileno() >= 0 and not self._readable.poll(0)
 
     def send(self, pieces: Sequence[BytesLike], *, deadline: Deadline) -> None:
         """Gather write of all pieces. Raises StoreFault."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from urllib.parse import parse_qs, unquote, urlsplit
 
@@ -110,4 +111,8 @@ class StoreSettings:
             raise ConfigError("batch_bytes_max must not be above value_bytes_max")
 
     def block_life_ms(self, depth_blocks: int) -> int:
-        return round((self.retention_s - min(self.tilt_s_per_block * depth_blocks, self.tilt_s_max)) * 1000)
+        return self.block_lives_ms((depth_blocks,))[0]
+
+    def block_lives_ms(self, depths_blocks: Iterable[int]) -> list[int]:
+        whole_s, step_s, tilt_s_max = self.retention_s, self.tilt_s_per_block, self.tilt_s_max
+        return [round((whole_s - min(step_s * depth, tilt_s_max)) * 1000) for depth in depths_blocks]

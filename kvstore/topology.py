@@ -35,6 +35,7 @@ class Topology:
         self._clock = clock
         self._lock = threading.Lock()
         self._by_address = {address: self._new_shard(address) for address in settings.addresses}
+        self._shards = tuple(self._by_address.values())
         self._slots = SlotMap()
         self._learning = threading.Lock()
         self._learnt_at_s = float("-inf")
@@ -52,8 +53,7 @@ class Topology:
 
     @property
     def shards(self) -> tuple[Shard, ...]:
-        with self._lock:
-            return tuple(self._by_address.values())
+        return self._shards
 
     def shard_of(self, key: bytes) -> Shard:
         """Needs at least one server."""
@@ -121,6 +121,7 @@ class Topology:
             shard = self._by_address.get(address)
             if shard is None:
                 shard = self._by_address[address] = self._new_shard(address)
+                self._shards = tuple(self._by_address.values())
             return shard
 
     def _new_shard(self, address: StoreAddress) -> Shard:
@@ -133,6 +134,7 @@ class Topology:
         wanted = {*self._slots.addresses(), *self._settings.addresses}
         with self._lock:
             gone = [self._by_address.pop(address) for address in list(self._by_address) if address not in wanted]
+            self._shards = tuple(self._by_address.values())
         for shard in gone:
             shard.close()
 

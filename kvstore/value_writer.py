@@ -113,12 +113,11 @@ class BlocksToWrite:
 
     def __init__(self, writer: ValueWriter, blocks: Sequence[BlockToPut]) -> None:
         """Their payloads have been checked, and are read when they are sent."""
-        block_life_ms = writer.settings.block_life_ms
         self._writer = writer
         self._blocks = blocks
         self._made: dict[int, ValueToWrite] = {}
         self.keys = block_store_keys([block.key for block in blocks])
-        self.lives_ms = [block_life_ms(block.key.depth) for block in blocks]
+        self.lives_ms = writer.settings.block_lives_ms([block.key.depth for block in blocks])
         self.value_bytes = writer.block_bytes
 
     def __getitem__(self, item: int) -> ValueToWrite:
