@@ -146,8 +146,9 @@ _ONE_PIECE = (memoryview, bytes, bytearray)
 
 def check_payloads(blocks: Sequence[BlockToPut], *, payload_bytes: int) -> None:
     """Raises ValueError on a payload of another size, or one that is not runs of bytes."""
-    if any(_bytes_of(block.payload) != payload_bytes for block in blocks):
-        raise ValueError(f"a block's payload has {payload_bytes} bytes, in runs without gaps")
+    for block in blocks:
+        if _bytes_of(block.payload) != payload_bytes:
+            raise ValueError(f"a block's payload has {payload_bytes} bytes, in runs without gaps")
 
 
 def _bytes_of(payload: BytesLike | Sequence[BytesLike]) -> int:
