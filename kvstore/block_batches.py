@@ -20,7 +20,7 @@ from whalepod.core.block_keys import BlockKey
 from whalepod.core.clock import Deadline
 
 from . import metrics
-from .columns import joined, rows
+from .columns import joined, put_rows, rows
 from .held_values import HeldValues
 from .missing_keys import MissingKeys
 from .native_reads import Verdict
@@ -155,14 +155,17 @@ class BlockBatches:
         shard = self._transport.shard_of(values.keys[0])
         outcomes = self._transport.write(shard, values, only_if_absent=True, deadline=deadline)
         count_written(outcomes, value_bytes=values.value_bytes)
-        stored = [block.key for block, outcome in zip(blocks, outcomes, strict=True) if outcome is Written.STORED]
-        self._note_renewed(stored)
-        present = [number for number, outcome in enumerate(outcomes) if outcome is Written.PRESENT]
-        there = bytes([outcome is Written.STORED or outcome is Written.PRESENT for outcome in outcomes])
-        self._missing.forget([key for key, is_there in zip(values.keys, there, strict=True) if is_there])
+        stored, present = _numbers_of(Written.STORED, outcomes), _numbers_of(Written.PRESENT, outcomes)
+        self._note_renewed([block.key for block in rows(blocks, stored)])
+        self._missing.forget([*rows(values.keys, stored), *rows(values.keys, present)])
         if present:
             self._renew_and_upgrade(shard, blocks, values, present, deadline)
-        return there if self._held is None else b"\1" * len(blocks)
+        if self._held is not None:
+            return b"\1" * len(blocks)
+        held = bytearray(len(blocks))
+        for numbers in (stored, present):
+            put_rows(held, numbers, b"\1" * len(numbers))
+        return bytes(held)
 
     def _renew_and_upgrade(
         self,
@@ -204,7 +207,7 @@ class BlockBatches:
         batches: list[slice] = []
         start = 0
         for _, run in groupby([key.run for key in keys]):
-            end = start + sum(1 for _ in run)
+            end = start + len(list(run))
             batches += [slice(at, min(end, at + blocks_max)) for at in range(start, end, blocks_max)]
             start = end
         return batches
@@ -246,6 +249,13 @@ class BlockBatches:
         self._threads.run([lambda numbers=numbers: attempt(numbers) for numbers in exchanges])
         first_gap = min(gaps, default=len(batches) - 1)
         return sum(done[: first_gap + 1])
+
+
+def _numbers_of(wanted: Written, outcomes: Sequence[Written]) -> Sequence[int]:
+    count = outcomes.count(wanted)
+    if count in (0, len(outcomes)):
+        return range(count)
+    return [number for number, outcome in enumerate(outcomes) if outcome is wanted]
 
 
 def remove_if_corrupt(transport: ValueTransport, value: Rejected, *, deadline: Deadline) -> None:

@@ -42,15 +42,15 @@ class Verdict(IntEnum):
 
 
 class Requests(NamedTuple):
-    """Questions of one length about each value of a batch; more may follow the last."""
+    """Questions of one length about each of so many values; more may follow the last."""
 
-    count: int
+    values: int
     bytes: bytes
     bytes_each: int
 
     def end(self, count: int) -> int:
         """Where the first `count` of them end."""
-        return len(self.bytes) if count == self.count else count * self.bytes_each
+        return len(self.bytes) if count == self.values else count * self.bytes_each
 
 
 class Arrived(NamedTuple):
@@ -93,7 +93,7 @@ class Reading:
     ) -> None:
         """`ahead`: how many may be asked for before the first is answered, `early`: besides one whose reply has begun.
         Raises BufferError on a payload that is not one run of bytes which can be written."""
-        count, head_bytes = requests.count, foreseen.head_bytes
+        count, head_bytes = requests.values, foreseen.head_bytes
         self._native = native
         self._held: HeldBuffers = native.hold(foreseen.payloads, writable=True)
         self._heads = array("B", bytes(count * head_bytes))

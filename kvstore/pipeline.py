@@ -145,7 +145,7 @@ class Flight:
 
     def proceed(self, done: int) -> None:
         """Send what may be on its way once `done` requests have been answered. Raises StoreFault."""
-        until = min(self.requests.count, done + self.ahead)
+        until = min(self.requests.values, done + self.ahead)
         if self.sent < until and self.sent - done <= self.ahead // 2:
             due = self.requests.bytes[self.requests.end(self.sent) : self.requests.end(until)]
             self._connection.send([due], deadline=self._deadline)

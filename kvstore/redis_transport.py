@@ -123,11 +123,12 @@ class RedisTransport:
         def talk(connection: RespConnection, deadline: Deadline, batch: Batch) -> None:
             starts, ends = set_commands(values, batch.items, only_if_absent=only_if_absent)
             replies = write_values(connection, batch, values, starts, ends, deadline=deadline)
+            stored, present = Written.STORED, Written.PRESENT
             for item, reply in zip(batch.items, replies, strict=True):
                 if reply == b"OK":
-                    outcomes[item] = Written.STORED
+                    outcomes[item] = stored
                 elif reply is None:
-                    outcomes[item] = Written.PRESENT
+                    outcomes[item] = present
                 elif isinstance(reply, ErrorReply):
                     batch.judged(item, reply)
                     outcomes[item] = Written.DROPPED

@@ -130,15 +130,15 @@ class BlocksToWrite:
 
     def drafts(self, items: Sequence[int]) -> Drafts | None:
         blocks = rows(self._blocks, items)
-        payloads = [payload for block in blocks if isinstance(payload := block.payload, _ONE_PIECE)]
-        if self._writer.mac is not None or len(payloads) < len(blocks):
+        payloads = [block.payload for block in blocks]
+        if self._writer.mac is not None or not all(isinstance(payload, _ONE_PIECE) for payload in payloads):
             return None
         stamp = not self._made
         if stamp:
             heads = self._writer.heads([(block.key, block.exact, block.owner) for block in blocks])
         else:
             heads = b"".join([self[item].pieces[0] for item in items])
-        return Drafts(heads, payloads, self._writer.layout.payload_bytes, stamp=stamp)
+        return Drafts(heads, cast("list[BytesLike]", payloads), self._writer.layout.payload_bytes, stamp=stamp)
 
 
 _ONE_PIECE = (memoryview, bytes, bytearray)

@@ -237,7 +237,7 @@ def test_blocks_come_from_and_go_to_memory_of_any_shape(
     blocks = [BlockToPut(key, payload, exact=True) for key, payload in zip(keys, shaped, strict=True)]
     assert until(lambda: client.put_blocks(blocks, deadline=soon()) == 4, within_s=5)
     flat = buffers(4)
-    into = [flat[0], flat[1].cast("d"), flat[2].cast("B", (50, 100)), flat[3]]
+    into: list[Any] = [flat[0], flat[1].cast("d"), flat[2].cast("B", (50, 100)), flat[3]]
     assert client.fetch_blocks(keys, into, deadline=soon()).count == 4
     assert flat == payloads
 
