@@ -1,7 +1,8 @@
 """Reading a prompt of a million token ids without holding everybody else up.
 
 A JSON parser holds the interpreter's lock until it is done: tenths of a second for a million numbers. Here the ids of
-`"prompt"` are cut out of the body and read some at a time, straight into an array; the rest of the body is small.
+`"prompt"` are cut out of the body and read some at a time, straight into an array, by the parser that pydantic brings,
+which takes a third of the standard one's time; the rest of the body is small.
 
     {"prompt":[1,2,…],"n":1} ─▶ {"prompt":"mark","n":1} ─▶ dict, in which the mark is replaced by the array
                     └─▶ 1,2,… ─▶ a few thousand at a time ─▶ array
@@ -9,15 +10,18 @@ A JSON parser holds the interpreter's lock until it is done: tenths of a second 
 
 from __future__ import annotations
 
-import json
 import re
 from array import array
 from collections.abc import Mapping
 from typing import Any
 
+from pydantic_core import from_json
+
 from whalepod.core.ids import mint_nonce
 
 FIELD = "prompt"
+OF_IDS = b"0123456789, \t\r\n"
+"""What a list of ids is written with."""
 PIECE_BYTES = 32 * 1024
 """About 5,000 ids: a fraction of a millisecond."""
 
@@ -53,11 +57,10 @@ def put_ids(value: Mapping[str, Any], mark: str, ids: array[int]) -> dict[str, A
 
 
 def _take(ids: array[int], piece: bytes) -> bool:
+    if piece.translate(None, OF_IDS):
+        return False
     try:
-        read = json.loads(b"[" + piece + b"]")
-        if set(map(type, read)) != {int}:
-            return False
-        ids.extend(read)
+        ids.fromlist(from_json(b"[" + piece + b"]"))
     except (ValueError, OverflowError):
         return False
     return True
