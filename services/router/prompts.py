@@ -35,7 +35,7 @@ def parse_prompts(value: object, *, vocab_size: int) -> list[Prompt]:
     if isinstance(value, str):
         return [_text(value)]
     if isinstance(value, array):
-        return [_packed(value, vocab_size=vocab_size, field="prompt")]
+        return [packed_prompt(value, vocab_size=vocab_size, field="prompt")]
     if not isinstance(value, list):
         raise InvalidFieldError("prompt", EMPTY if value is None else FORMS)
     if not value:
@@ -63,11 +63,11 @@ def parse_ids(ids: list[object], *, vocab_size: int, field: str = "prompt") -> I
         packed = array("I", cast("list[int]", ids))
     except OverflowError:
         packed = array("I", [vocab_size])
-    return _packed(packed, vocab_size=vocab_size, field=field)
+    return packed_prompt(packed, vocab_size=vocab_size, field=field)
 
 
-def _packed(ids: array[int], *, vocab_size: int, field: str) -> IdsPrompt:
-    """`ids`: uint32, at least one."""
+def packed_prompt(ids: array[int], *, vocab_size: int, field: str = "prompt") -> IdsPrompt:
+    """`ids`: uint32, at least one. Raises InvalidFieldError naming `field` on one outside the vocabulary."""
     if int(np.frombuffer(ids, dtype=np.uint32).max()) >= vocab_size:
         raise InvalidFieldError(field, f"token ids must be in [0, {vocab_size})")
     return IdsPrompt(ids)
