@@ -39,10 +39,13 @@ PAUSE_FORGOTTEN_S = 60.0
 """A rank that has been well, or gone, for so long begins anew."""
 
 BATCH_BYTES_MAX = 64 * 1024
-"""A message of so many bytes or more takes no other one with it."""
+"""Of messages that go together: each but the first is encoded and decoded on its way there."""
 
-PART_EVENTS = 32
-"""Events of a step that are delivered at a time: a millisecond or two of writing to clients."""
+PART_REQUESTS = 32
+"""Requests that are told of a step at a time: a millisecond of writing to clients."""
+
+STEPS_TAKEN_MAX = 64
+"""Steps that a reader who is late is given at a time: what they become is encoded in one go."""
 
 Key = tuple[RequestId, int]
 
@@ -55,6 +58,8 @@ class Inbox:
         self.heard = False
         """Whether the rank has said anything of the attempt."""
         self._items: list[object] = []
+        self._far_behind = False
+        """The last `take` left something."""
         self._arrival: asyncio.Future[None] | None = None
 
     @property
@@ -67,12 +72,15 @@ class Inbox:
             self._arrival.set_result(None)
 
     async def take(self) -> list[object]:
-        """All that has come, once there is something. Tokens of steps that gathered are one event: what a token costs
-        is its chunk and its write, so a reader that is behind catches up."""
+        """What has come, once there is something. Tokens of steps that gathered are one event: what a token costs is
+        its chunk and its write, so a reader that is behind catches up. One that is far behind does so bit by bit."""
         if not self._items:
             self._arrival = asyncio.get_running_loop().create_future()
             await self._arrival
-        items, self._items = self._items, []
+        elif self._far_behind:
+            await asyncio.sleep(0)
+        items, self._items = self._items[:STEPS_TAKEN_MAX], self._items[STEPS_TAKEN_MAX:]
+        self._far_behind = bool(self._items)
         return items if len(items) == 1 else _joined(items)
 
 
@@ -158,41 +166,52 @@ class DecodeStream:
     async def _send(self, call: Any) -> None:  # noqa: ANN401
         """What has gathered while one message was being written goes in the next one: each costs system calls here and
         there, whatever is in it."""
+        message = await self._outbox.get()
         while True:
-            message = await self._outbox.get()
-            if self.rank.reads_batches:
-                size_bytes = message.ByteSize()
-                while size_bytes < BATCH_BYTES_MAX and not self._outbox.empty():
-                    other = self._outbox.get_nowait()
-                    size_bytes += other.ByteSize()
+            following: decode_pb2.GenerateRequest | None = None
+            size_bytes = message.ByteSize()
+            while self.rank.reads_batches and following is None and not self._outbox.empty():
+                other = self._outbox.get_nowait()
+                size_bytes += other.ByteSize()
+                if size_bytes <= BATCH_BYTES_MAX:
                     message.more.append(other)
+                else:
+                    following = other
             await call.write(message)
+            message = following or await self._outbox.get()
 
     async def _deliver(self, packed_step: bytes) -> None:
         """In parts, between which the event loop sees to everything else: a step of hundreds of requests is many
-        milliseconds of writing to clients. Who has had nothing yet comes first."""
+        milliseconds of writing to clients. Who has had nothing yet comes first. What a step says of one request is told
+        at once: of tokens that came without their end, another rank would be asked for more."""
         message = decode_step(packed_step)
         self.answered = True
         self._on_load(self.rank, message.load)
-        first: list[DecodeEvent] = []
-        others: list[DecodeEvent] = []
+        said: dict[Key, list[DecodeEvent]] = {}
         for event in message.events:
-            inbox = self._inboxes.get((event.request_id, event.attempt))
-            (others if inbox is None or inbox.heard else first).append(event)
-        parts = [first, *(others[start : start + PART_EVENTS] for start in range(0, len(others), PART_EVENTS))]
-        for index, part in enumerate(parts):
-            if index and parts[index - 1]:
+            said.setdefault((event.request_id, event.attempt), []).append(event)
+        first: list[Key] = []
+        others: list[Key] = []
+        for key in said:
+            inbox = self._inboxes.get(key)
+            if inbox is not None:
+                (others if inbox.heard else first).append(key)
+        for index, part in enumerate([*_parts(first), *_parts(others)]):
+            if index:
                 await asyncio.sleep(0)
-            for event in part:
-                self._deliver_event(event)
+            for key in part:
+                self._tell(key, said[key])
 
-    def _deliver_event(self, event: DecodeEvent) -> None:
-        key = (event.request_id, event.attempt)
-        ended = isinstance(event, FinishedEvent)
-        inbox = self._inboxes.pop(key, None) if ended else self._inboxes.get(key)
-        if inbox is not None:
-            inbox.heard = True
+    def _tell(self, key: Key, events: Sequence[DecodeEvent]) -> None:
+        inbox = self._inboxes.get(key)
+        if inbox is None:  # cancelled since the step came
+            return
+        inbox.heard = True
+        for event in events:
             inbox.put(event)
+            if isinstance(event, FinishedEvent):
+                del self._inboxes[key]
+                return
 
     def _end(self, error: ServingError) -> None:
         self._ended = error
@@ -200,6 +219,10 @@ class DecodeStream:
         for inbox in inboxes.values():
             inbox.put(error)
         self._on_end(self, error)
+
+
+def _parts(keys: Sequence[Key]) -> list[Sequence[Key]]:
+    return [keys[start : start + PART_REQUESTS] for start in range(0, len(keys), PART_REQUESTS)]
 
 
 def _joined(items: Sequence[object]) -> list[object]:

@@ -19,7 +19,14 @@ from whalepod.core.ids import RequestId
 from whalepod.engine.interface import FinishedEvent, FinishReason, RankLoad, SampledToken, StepEvent, TokensEvent
 from whalepod.rpc.common.v1 import common_pb2
 from whalepod.rpc.decode.v1 import decode_pb2, decode_pb2_grpc
-from whalepod.services.router.decode_stream import PART_EVENTS, PAUSE_S_MAX, DecodeStreams, Inbox
+from whalepod.services.router.decode_stream import (
+    BATCH_BYTES_MAX,
+    PART_REQUESTS,
+    PAUSE_S_MAX,
+    STEPS_TAKEN_MAX,
+    DecodeStreams,
+    Inbox,
+)
 
 A, B = RequestId(b"a" * 16), RequestId(b"b" * 16)
 TICKET = common_pb2.SignedTicket(ticket=b"t", mac=b"m")
@@ -136,7 +143,7 @@ async def test_requests_share_one_stream_and_hear_their_own_events() -> None:
 
 async def test_a_step_of_many_requests_is_told_in_parts_and_first_to_those_that_have_heard_nothing() -> None:
     async with running_world() as world:
-        many = [RequestId(bytes([index]) * 16) for index in range(2 * PART_EVENTS)]
+        many = [RequestId(bytes([index]) * 16) for index in range(2 * PART_REQUESTS)]
         inboxes = [await world.start(request_id) for request_id in many]
         world.puppet.say(*(tokens(request_id, 1) for request_id in many))
         for request_id, inbox in zip(many, inboxes, strict=True):
@@ -151,6 +158,58 @@ async def test_a_step_of_many_requests_is_told_in_parts_and_first_to_those_that_
         assert any(inbox.empty for inbox in inboxes), "the step came in one piece"
         for request_id, inbox in zip(many, inboxes, strict=True):
             assert await inbox.take() == [tokens(request_id, 2)]
+
+
+async def test_tokens_and_the_end_that_a_step_tells_of_a_request_are_told_together() -> None:
+    """Wherever in the step they are: had a stream broken in between, another rank would be asked to go on."""
+    async with running_world() as world:
+        many = [RequestId(bytes([index]) * 16) for index in range(PART_REQUESTS - 1)]
+        inboxes = [await world.start(request_id) for request_id in [*many, A]]
+        world.puppet.say(*(tokens(request_id, 1) for request_id in [*many, A]))
+        for inbox in inboxes:
+            await inbox.take()
+        world.puppet.say(*(tokens(request_id, 2) for request_id in [*many, A]), END)
+        assert await inboxes[-1].take() == [tokens(A, 2), END]
+
+
+async def test_a_large_message_is_sent_alone() -> None:
+    async with running_world() as world:
+        stream = world.streams.stream_to(world.puppet.server.info())
+        tickets = [b"a", b"b" * BATCH_BYTES_MAX, b"c", b"d" * (BATCH_BYTES_MAX - 100), b"e" * 200]
+        for index, ticket in enumerate(tickets):
+            signed = common_pb2.SignedTicket(ticket=ticket)
+            stream.start(RequestId(bytes([index]) * 16), 1, signed, Inbox())
+        await until(lambda: len(world.puppet.heard) == len(tickets))
+        assert [one.start.ticket.ticket for one in world.puppet.heard] == tickets
+        assert not any(one.more for one in world.puppet.heard if len(one.start.ticket.ticket) > BATCH_BYTES_MAX)
+
+
+async def test_a_reader_that_is_far_behind_catches_up_bit_by_bit() -> None:
+    """Others have their turn in between: what thousands of tokens become is encoded in one go."""
+    inbox = Inbox()
+    ids = list(range(2 * STEPS_TAKEN_MAX + 1))
+    for token_id in ids:
+        inbox.put(tokens(A, token_id))
+    inbox.put(END)
+    turns = 0
+
+    async def count() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    counting = asyncio.create_task(count())
+    got: list[object] = []
+    seen: list[int] = []
+    while END not in got:
+        got += await inbox.take()
+        seen.append(turns)
+    counting.cancel()
+    sizes = [len(event.tokens) for event in got if isinstance(event, TokensEvent)]
+    assert sizes == [STEPS_TAKEN_MAX, STEPS_TAKEN_MAX, 1]
+    assert [token.id for event in got if isinstance(event, TokensEvent) for token in event.tokens] == ids
+    assert seen == sorted(set(seen)), "nobody else had a turn"
 
 
 async def test_a_late_reader_gets_the_tokens_of_the_steps_that_gathered_as_those_of_one() -> None:
