@@ -149,9 +149,11 @@ def _unpack_event(request_id: object, attempt: int, kind: int, *fields: Any) -> 
 def _unpack_tokens(
     ids: bytes, logprobs: bytes, top_counts: bytes, top_ids: bytes, top_logprobs: bytes
 ) -> tuple[SampledToken, ...]:
+    if len(ids) == 4 and not logprobs:  # most events: one token without log-probabilities
+        return (SampledToken(int.from_bytes(ids, "little")),)
     token_ids: tuple[int, ...] = struct.unpack(f"<{len(ids) // 4}I", ids)
     if not logprobs:
-        return tuple(SampledToken(token_id) for token_id in token_ids)
+        return tuple(map(SampledToken, token_ids))
     values: tuple[float, ...] = struct.unpack(f"<{len(token_ids)}f", logprobs)
     alternatives: tuple[int, ...] = struct.unpack(f"<{sum(top_counts)}I", top_ids)
     alternative_values: tuple[float, ...] = struct.unpack(f"<{sum(top_counts)}f", top_logprobs)

@@ -26,6 +26,8 @@ METRIC_TYPES: Mapping[str, str] = {
     "HistogramMetricFamily": "histogram",
     "Info": "info",
     "InfoMetricFamily": "info",
+    "LoopCounter": "counter",
+    "LoopHistogram": "histogram",
 }
 METRIC_SUFFIXES: Mapping[str, str] = {"counter": "_total", "info": "_info"}
 
@@ -46,7 +48,8 @@ def declared_metrics(sources: Iterable[Source]) -> list[DeclaredMetric]:
 
 def _metrics_of(source: Source) -> Iterator[DeclaredMetric]:
     for call in source.calls():
-        class_name = source.dotted(call.func).rpartition(".")[2]
+        ours = call.func.id if isinstance(call.func, ast.Name) else ""  # imported from a neighbour
+        class_name = source.dotted(call.func).rpartition(".")[2] or ours
         given = [_literal(argument) for argument in call.args]
         keywords = {keyword.arg: _literal(keyword.value) for keyword in call.keywords}
         name = given[0] if given else keywords.get("name")

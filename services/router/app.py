@@ -47,7 +47,8 @@ from .http_errors import (
     plain_error_response,
 )
 from .http_headers import REQUEST_ID_HEADER, SESSION_HEADER, HeaderMiddleware
-from .http_stream import EventStream, until_disconnect
+from .http_protocol import Exchange
+from .http_stream import EventStream, Outlet, until_disconnect
 from .openapi import openapi_document
 from .purging import Purging
 from .readiness import Readiness, generates_a_token
@@ -70,6 +71,8 @@ class HttpCall:
     caller: Caller
     record: RequestRecord
     errors: ErrorForm
+    exchange: Exchange
+    outlet: Outlet
 
 
 Answer = Response | EventStream
@@ -199,8 +202,11 @@ class HttpFront:
                     session=request.headers.get(SESSION_HEADER),
                 )
                 record.follow(caller.state)
+                exchange = Exchange.of(request.scope)
                 body, length = await read_json_object(request, bytes_max=BODY_BYTES_MAX)
-                answer = await endpoint(HttpCall(request, body, length, caller, record, errors))
+                answer = await endpoint(
+                    HttpCall(request, body, length, caller, record, errors, exchange, Outlet(exchange))
+                )
             except ServingError as error:
                 record.end_with_error(error)
                 return error_response(error, errors)
@@ -223,17 +229,21 @@ class HttpFront:
         request = parse_completion(call.body, self._front)
         head = self._head("cmpl-")
         if request.stream:
-            return await _stream(call, completion_frames(self._front, request, call.caller, head, call.record))
+            return await _stream(
+                call, completion_frames(self._front, request, call.caller, head, call.record, call.outlet.relay)
+            )
         work = completion_answer(self._front, request, call.caller, head, call.record)
-        return json_response(await until_disconnect(call.request.receive, work))
+        return json_response(await until_disconnect(call.exchange, work))
 
     async def _chat(self, call: HttpCall) -> Answer:
         request = parse_chat(call.body, self._front, body_chars=call.body_chars)
         head = self._head("chatcmpl-")
         if request.stream:
-            return await _stream(call, chat_frames(self._front, request, call.caller, head, call.record))
+            return await _stream(
+                call, chat_frames(self._front, request, call.caller, head, call.record, call.outlet.relay)
+            )
         work = chat_answer(self._front, request, call.caller, head, call.record)
-        return json_response(await until_disconnect(call.request.receive, work))
+        return json_response(await until_disconnect(call.exchange, work))
 
     async def _responses(self, call: HttpCall) -> Answer:
         return await self._events(call, self._parsed(call, RESPONSES), self._head("resp_"))
@@ -243,9 +253,11 @@ class HttpFront:
 
     async def _events(self, call: HttpCall, request: ChatRequest, head: ResponseHead) -> Answer:
         if request.stream:
-            return await _stream(call, events_frames(self._front, request, call.caller, head, call.record))
+            return await _stream(
+                call, events_frames(self._front, request, call.caller, head, call.record, call.outlet.relay)
+            )
         work = events_answer(self._front, request, call.caller, head, call.record)
-        return json_response(await until_disconnect(call.request.receive, work))
+        return json_response(await until_disconnect(call.exchange, work))
 
     async def _count_tokens(self, call: HttpCall) -> Answer:
         return json_response(await count_tokens(self._front, self._parsed(call, MESSAGES)))
@@ -404,11 +416,11 @@ async def _stream(call: HttpCall, frames: AsyncGenerator[bytes, None]) -> EventS
         return await anext(events)
 
     try:
-        first = await until_disconnect(call.request.receive, read_first())
+        first = await until_disconnect(call.exchange, read_first())
     except BaseException:
         await events.aclose()
         raise
-    return EventStream(first, events, errors=call.errors)
+    return EventStream(first, events, errors=call.errors, outlet=call.outlet)
 
 
 async def _refused_by_routing(request: Request, error: Exception) -> Response:

@@ -35,6 +35,7 @@ from .job import Burst, Ending, Job, Progress, Route, Scores
 from .prefill_client import PrefillClient
 from .prompt_work import PromptWork
 from .rank_table import Claim
+from .relay import Relay
 from .router_metrics import HANDOFFS
 
 log = logging.getLogger(__name__)
@@ -137,6 +138,10 @@ class Attempt:
         finally:
             self._leave()
 
+    def relay_to(self, relay: Relay[Burst]) -> None:
+        """From now on it is given the bursts for which whoever iterates `run` would be woken."""
+        self._inbox.relay = relay.through(self._burst)
+
     def _ring(self) -> None:
         self._inbox.put(_too_late())
 
@@ -148,10 +153,7 @@ class Attempt:
     def _handle(self, item: object) -> list[Progress]:
         match item:
             case TokensEvent():
-                self._note_cached_tokens(item.cached_tokens)
-                self._legs.work.note_token()
-                self._legs.decode_claim.finish_prefill()
-                return [Burst(item.tokens, self._cached_tokens, self._route)]
+                return [self._burst(item)]
             case PromptTokensEvent():
                 return [Scores(item.start, item.tokens, self._cached_tokens, self._route)]
             case FinishedEvent():
@@ -161,10 +163,16 @@ class Attempt:
             case PrefillFailed():
                 self._survive_prefill_or_raise(item.error)
                 return []
-            case ServingError():
+            case Exception():
                 raise item
             case _:
                 raise AssertionError(f"unexpected item {item!r}")
+
+    def _burst(self, event: TokensEvent) -> Burst:
+        self._note_cached_tokens(event.cached_tokens)
+        self._legs.work.note_token()
+        self._legs.decode_claim.finish_prefill()
+        return Burst(event.tokens, self._cached_tokens, self._route)
 
     def _take_handoff(self, response: prefill_pb2.RunResponse) -> list[Progress]:
         try:

@@ -20,6 +20,7 @@ from .chat_choice import ChatDelta, ChatEnd, stream_chat
 from .front_door import Caller, FrontDoor
 from .merging import merge
 from .prompt_scores import ScoreBook, after_scores
+from .relay import Relay
 
 _REFUSED: Mapping[str, str] = {
     "include_stop_str_in_output": "the answer of a conversation ends before a stop string",
@@ -114,9 +115,15 @@ def _prompt_logprobs(body: Mapping[str, Any], *, stream: bool, protocol: Protoco
 
 @asynccontextmanager
 async def open_chat(
-    front: FrontDoor, request: ChatRequest, caller: Caller, *, response_id: str
+    front: FrontDoor,
+    request: ChatRequest,
+    caller: Caller,
+    *,
+    response_id: str,
+    relay: Relay[ChatDelta] | None = None,
 ) -> AsyncGenerator[OpenChat, None]:
-    """Admitted, rendered, tokenized, and ready to be read. Leaving it stops whatever still runs.
+    """Admitted, rendered, tokenized, and ready to be read. Leaving it stops whatever still runs. `relay`: for deltas
+    of the only choice.
 
     Raises QueueFullError, UnavailableError, RequestError before any rank is touched.
     """
@@ -147,7 +154,8 @@ async def open_chat(
             field=request.protocol.conversation_field,
             images=prompt.images,
         )
-        streams = [stream_chat(front, job, caller, prompt, response_id=response_id) for job in jobs]
+        relay = relay if len(jobs) == 1 else None
+        streams = [stream_chat(front, job, caller, prompt, response_id=response_id, relay=relay) for job in jobs]
         book = ScoreBook(len(prompt.prompt_ids) if request.prompt_logprobs is not None else 0)
         merged = after_scores(merge(streams), [book], choices_each=request.choices)
         async with aclosing(merged) as events:

@@ -18,6 +18,7 @@ from whalepod.model.prompt import ChatPrompt
 
 from .front_door import Caller, FrontDoor
 from .job import Burst, Ending, Job, Progress, Route, Scores
+from .relay import Relay
 from .text_choice import TextScores, silent_enders
 
 Chunk = recipe.ChatCompletionChunk | recipe.ResponsesStreamEvent | recipe.MessagesStreamEvent
@@ -47,9 +48,16 @@ class ChatEnd:
 
 
 async def stream_chat(
-    front: FrontDoor, job: Job, caller: Caller, prompt: ChatPrompt, *, response_id: str
+    front: FrontDoor,
+    job: Job,
+    caller: Caller,
+    prompt: ChatPrompt,
+    *,
+    response_id: str,
+    relay: Relay[ChatDelta] | None = None,
 ) -> AsyncGenerator[ChatDelta | TextScores | ChatEnd, None]:
-    """Scores of the prompt if they were asked for, deltas, one end. A stop string stops the ranks at once.
+    """Scores of the prompt if they were asked for, deltas, one end. A stop string stops the ranks at once. `relay` is
+    given deltas as `Dispatcher.generate` says; with stop strings none, because one ends the stream.
 
     Raises what `Dispatcher.generate` raises.
     """
@@ -63,8 +71,9 @@ async def stream_chat(
         think_end=language.think_end_id,
     )
     item: Progress | None = None
+    bursts = None if relay is None or prompt.parsing.stop_sequences else relay.through(answer.push)
     try:
-        async with aclosing(front.run(job, caller)) as progress:
+        async with aclosing(front.run(job, caller, bursts)) as progress:
             async for item in progress:
                 if isinstance(item, Scores):
                     yield TextScores(item.start, item.tokens)

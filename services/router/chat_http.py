@@ -6,14 +6,13 @@ import json
 from collections.abc import AsyncGenerator, Sequence
 from typing import Any
 
-from whalepod.engine.interface import SampledToken
-
 from .chat import ChatRequest, open_chat
 from .chat_choice import ChatDelta, ChatEnd
 from .completions_http import ResponseHead
 from .front_door import Caller, FrontDoor
 from .http_errors import json_text
 from .http_stream import DONE_FRAME, data_frame
+from .relay import Relay
 from .request_record import RequestRecord
 from .usage import Usage, total_usage
 
@@ -52,48 +51,87 @@ async def chat_answer(
 
 
 async def chat_chunks(
-    front: FrontDoor, request: ChatRequest, caller: Caller, head: ResponseHead, record: RequestRecord
+    front: FrontDoor,
+    request: ChatRequest,
+    caller: Caller,
+    head: ResponseHead,
+    record: RequestRecord,
+    relay: Relay[list[str]] | None = None,
 ) -> AsyncGenerator[str, None]:
-    """`chat.completion.chunk` objects as JSON text; the last one carries the usage. Raises ServingError."""
-    rewrite = request.choices > 1 or request.return_token_ids
-    usages: dict[int, Usage] = {}
-    chunk: dict[str, Any] = {}
-    async with open_chat(front, request, caller, response_id=head.id) as opened:
-        prompt_ids = opened.prompt.prompt_ids if request.return_token_ids else None
+    """`chat.completion.chunk` objects as JSON text, but for those that `relay` is given; the last one carries the
+    usage. Raises ServingError."""
+    chunks = _Chunks(request, record)
+    deltas = None if relay is None else relay.through(chunks.of_the_only_choice)
+    async with open_chat(front, request, caller, response_id=head.id, relay=deltas) as opened:
+        chunks.begin(opened.prompt.prompt_ids)
         async for index, event in opened.events:
-            tokens = event.tokens
-            for text in [chunk.to_json() for chunk in event.chunks]:
-                if not rewrite and isinstance(event, ChatDelta):
-                    yield text
-                    continue
-                chunk = json.loads(text)
-                if request.return_token_ids:
-                    _add_ids(chunk, prompt_ids, tokens)
-                    prompt_ids, tokens = None, ()
-                if isinstance(event, ChatEnd) and chunk.get("usage"):
-                    usages[index] = _usage_of(event)
-                    record.note_result(_total(list(usages.values())), event.route)
-                    chunk["usage"] = usages[index].to_json() if request.choices == 1 else None
-                chunk["choices"] = [_choice_of(chunk, index)]
-                yield json_text(chunk)
+            for text in chunks.of(index, event):
+                yield text
     if request.choices > 1:
-        yield json_text(chunk | {"choices": [], "usage": _total(list(usages.values())).to_json()})
+        yield chunks.usage()
 
 
 async def chat_frames(
-    front: FrontDoor, request: ChatRequest, caller: Caller, head: ResponseHead, record: RequestRecord
+    front: FrontDoor,
+    request: ChatRequest,
+    caller: Caller,
+    head: ResponseHead,
+    record: RequestRecord,
+    relay: Relay[bytes] | None = None,
 ) -> AsyncGenerator[bytes, None]:
-    """Server-sent events up to `[DONE]`."""
-    async for chunk in chat_chunks(front, request, caller, head, record):
+    """Server-sent events up to `[DONE]`, but for those that `relay` is given."""
+    texts = None if relay is None else relay.through(_frames)
+    async for chunk in chat_chunks(front, request, caller, head, record, texts):
         yield data_frame(chunk)
     yield DONE_FRAME
 
 
-def _add_ids(chunk: dict[str, Any], prompt_ids: Sequence[int] | None, tokens: Sequence[SampledToken]) -> None:
-    for choice in chunk["choices"]:
-        choice["token_ids"] = [token.id for token in tokens]
-    if prompt_ids is not None:
-        chunk["prompt_token_ids"] = list(prompt_ids)
+def _frames(texts: list[str]) -> bytes:
+    return b"".join(map(data_frame, texts))
+
+
+class _Chunks:
+    """The parser's chunks of one answer as JSON: as they are, or with what only we know."""
+
+    def __init__(self, request: ChatRequest, record: RequestRecord) -> None:
+        self._request = request
+        self._record = record
+        self._usages: dict[int, Usage] = {}
+        self._prompt_ids: Sequence[int] | None = None
+        """For the first chunk, if it is to tell them."""
+        self._last: dict[str, Any] = {}
+
+    def begin(self, prompt_ids: Sequence[int]) -> None:
+        self._prompt_ids = prompt_ids if self._request.return_token_ids else None
+
+    def of_the_only_choice(self, delta: ChatDelta) -> list[str]:
+        return self.of(0, delta)
+
+    def of(self, index: int, event: ChatDelta | ChatEnd) -> list[str]:
+        """Those of one event of choice `index`."""
+        texts = [chunk.to_json() for chunk in event.chunks]
+        if self._request.choices == 1 and not self._request.return_token_ids and isinstance(event, ChatDelta):
+            return texts
+        return [self._rewritten(json.loads(text), index, event, first=not place) for place, text in enumerate(texts)]
+
+    def usage(self) -> str:
+        """The chunk after those of several choices."""
+        return json_text(self._last | {"choices": [], "usage": _total(list(self._usages.values())).to_json()})
+
+    def _rewritten(self, chunk: dict[str, Any], index: int, event: ChatDelta | ChatEnd, *, first: bool) -> str:
+        """`first`: of its event, whose ids it tells."""
+        self._last = chunk
+        if self._request.return_token_ids:
+            for choice in chunk["choices"]:
+                choice["token_ids"] = [token.id for token in event.tokens] if first else []
+            if self._prompt_ids is not None:
+                chunk["prompt_token_ids"], self._prompt_ids = list(self._prompt_ids), None
+        if isinstance(event, ChatEnd) and chunk.get("usage"):
+            self._usages[index] = _usage_of(event)
+            self._record.note_result(_total(list(self._usages.values())), event.route)
+            chunk["usage"] = self._usages[index].to_json() if self._request.choices == 1 else None
+        chunk["choices"] = [_choice_of(chunk, index)]
+        return json_text(chunk)
 
 
 def _choice_of(answer: dict[str, Any], index: int) -> dict[str, Any]:

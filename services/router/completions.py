@@ -18,6 +18,7 @@ from .front_door import Caller, FrontDoor
 from .merging import merge
 from .prompt_scores import ScoreBook, after_scores
 from .prompts import Prompt, TextPrompt, parse_prompts
+from .relay import Relay
 from .text_choice import TextDelta, TextEnd, TextEvent, TextOptions, TextScores, stream_text
 
 REFUSED: Mapping[str, str] = {
@@ -118,9 +119,10 @@ def scores_wanted(*asked: int | None) -> int | None:
 
 @asynccontextmanager
 async def open_completion(
-    front: FrontDoor, request: CompletionRequest, caller: Caller
+    front: FrontDoor, request: CompletionRequest, caller: Caller, relay: Relay[TextDelta] | None = None
 ) -> AsyncGenerator[OpenCompletion, None]:
-    """Admitted, tokenized, and ready to be read. Leaving it stops whatever still runs.
+    """Admitted, tokenized, and ready to be read. Leaving it stops whatever still runs. `relay`: for deltas of the only
+    choice.
 
     Raises QueueFullError, UnavailableError, RequestError before any rank is touched.
     """
@@ -131,7 +133,7 @@ async def open_completion(
             prompts = [await _prepare(front, request, prompt) for prompt in request.prompts]
         streams: list[AsyncGenerator[TextEvent, None]] = []
         for prompt in prompts:
-            streams += await _choices_of(front, request, prompt, caller)
+            streams += await _choices_of(front, request, prompt, caller, relay if request.choices == 1 else None)
         books = [prompt.book for prompt in prompts]
         merged = after_scores(merge(streams), books, choices_each=request.choices_each)
         async with aclosing(merged) as events:
@@ -150,7 +152,11 @@ async def _prepare(front: FrontDoor, request: CompletionRequest, prompt: Prompt)
 
 
 async def _choices_of(
-    front: FrontDoor, request: CompletionRequest, prompt: PreparedPrompt, caller: Caller
+    front: FrontDoor,
+    request: CompletionRequest,
+    prompt: PreparedPrompt,
+    caller: Caller,
+    relay: Relay[TextDelta] | None,
 ) -> list[AsyncGenerator[TextEvent, None]]:
     if request.max_tokens == 0 and prompt.book.whole:
         front.check_fidelity(request.fidelity)
@@ -164,8 +170,9 @@ async def _choices_of(
         cache_salt=request.cache_salt,
         choices=request.choices_each,
     )
-    streams = [stream_text(front, job, caller, request.text) for job in jobs]
-    return [_scores_of(stream) for stream in streams] if request.max_tokens == 0 else streams
+    if request.max_tokens == 0:
+        return [_scores_of(stream_text(front, job, caller, request.text)) for job in jobs]
+    return [stream_text(front, job, caller, request.text, relay) for job in jobs]
 
 
 async def _nothing(prompt_tokens: int) -> AsyncGenerator[TextEvent, None]:

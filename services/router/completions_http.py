@@ -13,6 +13,7 @@ from .front_door import Caller, FrontDoor
 from .http_errors import json_text
 from .http_stream import DONE_FRAME, data_frame
 from .language import Language
+from .relay import Relay
 from .request_record import RequestRecord
 from .text_choice import TextDelta, TextEnd
 from .usage import Usage, total_usage
@@ -61,12 +62,24 @@ async def completion_answer(
 
 
 async def completion_frames(
-    front: FrontDoor, request: CompletionRequest, caller: Caller, head: ResponseHead, record: RequestRecord
+    front: FrontDoor,
+    request: CompletionRequest,
+    caller: Caller,
+    head: ResponseHead,
+    record: RequestRecord,
+    relay: Relay[bytes] | None = None,
 ) -> AsyncGenerator[bytes, None]:
-    """Server-sent events up to `[DONE]`. Raises ServingError; what was yielded before stands."""
+    """Server-sent events up to `[DONE]`, but for those that `relay` is given. Raises ServingError; what was yielded
+    before stands."""
     around = head.around_choice(**({"usage": None} if request.include_usage else {}))
-    async with open_completion(front, request, caller) as opened:
-        choices = [
+    choices: list[_ChoiceFrames] = []
+
+    def only_choice(delta: TextDelta) -> bytes:
+        return choices[0].delta(delta)
+
+    deltas = None if relay is None else relay.through(only_choice)
+    async with open_completion(front, request, caller, deltas) as opened:
+        choices += [
             _ChoiceFrames(index, _ChoiceJson(front.language, request, _prompt_of(opened, request, index)), around)
             for index in range(request.choices)
         ]
@@ -97,8 +110,9 @@ class _ChoiceFrames:
     def delta(self, delta: TextDelta) -> bytes:
         """Empty: there is nothing to say."""
         if self._choice.only_text_follows:
-            text = json_text(delta.text).encode("utf-8", "replace")
-            return self._before_text + text + self._after_text if delta.text else b""
+            if not delta.text:
+                return b""
+            return b"%b%b%b" % (self._before_text, json_text(delta.text).encode("utf-8", "replace"), self._after_text)
         chunk = self._choice.delta(delta)
         return self._frame(chunk) if chunk["text"] or self._choice.speaks(delta) else b""
 
@@ -117,6 +131,8 @@ class _ChoiceJson:
     language: Language
     request: CompletionRequest
     prompt: PreparedPrompt
+    only_text_follows: bool = field(default=False, init=False)
+    """Chunks but the first and the last hold their text and nothing else."""
     _begun: bool = field(default=False, init=False)
     _offset: int = field(default=0, init=False)
 
@@ -127,11 +143,6 @@ class _ChoiceJson:
     def _scored(self) -> bool:
         """The echo comes with its log-probabilities."""
         return self.request.echo and self.request.sampling.logprobs is not None
-
-    @property
-    def only_text_follows(self) -> bool:
-        """Chunks but the first and the last hold their text and nothing else."""
-        return self._begun and not self.request.return_token_ids and self.request.sampling.logprobs is None
 
     def speaks(self, delta: TextDelta) -> bool:
         """Whether a delta without text has something to say."""
@@ -159,6 +170,7 @@ class _ChoiceJson:
 
     def _chunk(self, text: str, tokens: Sequence[SampledToken]) -> dict[str, Any]:
         first, self._begun = not self._begun, True
+        self.only_text_follows = not self.request.return_token_ids and self.request.sampling.logprobs is None
         chunk: dict[str, Any] = {"text": self.prompt.echo + text if first else text, "logprobs": None}
         scored = self._echoed() if first and self._scored else []
         if self.request.sampling.logprobs is not None and (scored or tokens):

@@ -13,7 +13,7 @@ from collections.abc import AsyncGenerator, Iterable, Mapping
 from importlib import resources
 from typing import Any, Final
 
-from prometheus_client import Counter, Histogram
+from prometheus_client.registry import Collector
 from starlette.responses import Response
 
 from whalepod import __version__
@@ -32,7 +32,7 @@ INTERVAL_S: Final = 1.0
 STORE_INTERVAL_S: Final = 5.0
 WATCHERS_MAX: Final = 32
 REQUESTS_SHOWN: Final = 50
-COUNTERS: Final[dict[str, Counter]] = {
+COUNTERS: Final[dict[str, Collector]] = {
     "requests": metrics.REQUESTS,
     "shed": metrics.SHED,
     "prompt_tokens": metrics.PROMPT_TOKENS,
@@ -44,7 +44,7 @@ COUNTERS: Final[dict[str, Counter]] = {
     "failovers": metrics.FAILOVERS,
     "streams_broken": metrics.STREAMS_BROKEN,
 }
-HISTOGRAMS: Final[dict[str, Histogram]] = {
+HISTOGRAMS: Final[dict[str, Collector]] = {
     "first_token": metrics.FIRST_TOKEN_SECONDS,
     "inter_token": metrics.INTER_TOKEN_SECONDS,
     "handoff_exposed": metrics.HANDOFF_EXPOSED_SECONDS,
@@ -172,7 +172,7 @@ def _server(address: str, info: ServerInfo | None) -> dict[str, Any]:
     return {"address": address, "answers": info is not None, "bytes_used": used, "bytes_max": limit}
 
 
-def _counts(counter: Counter) -> dict[str, float]:
+def _counts(counter: Collector) -> dict[str, float]:
     """By the value of its last label; without labels, by the empty text."""
     counts: dict[str, float] = {}
     for sample in _samples(counter):
@@ -182,10 +182,10 @@ def _counts(counter: Counter) -> dict[str, float]:
     return counts
 
 
-def _buckets(histogram: Histogram) -> list[tuple[str, float]]:
+def _buckets(histogram: Collector) -> list[tuple[str, float]]:
     """Upper bounds in seconds, and how many values lie at or below each."""
     return [(sample.labels["le"], sample.value) for sample in _samples(histogram) if sample.name.endswith("_bucket")]
 
 
-def _samples(metric: Counter | Histogram) -> Iterable[Any]:
+def _samples(metric: Collector) -> Iterable[Any]:
     return (sample for family in metric.collect() for sample in family.samples)

@@ -29,6 +29,7 @@ from whalepod.rpc.common.v1 import common_pb2
 from whalepod.rpc.decode.v1 import decode_pb2, decode_pb2_grpc
 from whalepod.rpc.prefill.v1 import prefill_pb2
 
+from .relay import Relay
 from .router_metrics import STREAMS_LOST
 
 log = logging.getLogger(__name__)
@@ -57,6 +58,8 @@ class Inbox:
     def __init__(self) -> None:
         self.heard = False
         """Whether the rank has said anything of the attempt."""
+        self.relay: Relay[TokensEvent] | None = None
+        """Takes tokens in place of a reader that waits."""
         self._items: list[object] = []
         self._far_behind = False
         """The last `take` left something."""
@@ -67,9 +70,19 @@ class Inbox:
         return not self._items
 
     def put(self, item: object) -> None:
+        arrival = self._arrival
+        if arrival is None or arrival.done():  # the reader is busy, or gone
+            self._items.append(item)
+            return
+        relay = self.relay
+        if relay is not None and isinstance(item, TokensEvent) and relay.is_open():
+            try:
+                relay.push(item)
+                return
+            except Exception as error:  # noqa: BLE001  the reader raises it: others share the stream
+                item = error
         self._items.append(item)
-        if self._arrival is not None and not self._arrival.done():
-            self._arrival.set_result(None)
+        arrival.set_result(None)
 
     async def take(self) -> list[object]:
         """What has come, once there is something. Tokens of steps that gathered are one event: what a token costs is

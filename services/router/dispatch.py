@@ -25,10 +25,11 @@ from whalepod.model.config import ModelConfig
 
 from .attempt import Attempt, Legs, PrefillLostError
 from .decode_stream import DecodeStreams
-from .job import Burst, Job, Progress, Scores, sign_job
+from .job import Burst, Ending, Job, Progress, Scores, sign_job
 from .placer import Placer
 from .prefill_client import PrefillClient
 from .rank_table import RankTable
+from .relay import Relay
 from .router_metrics import FAILOVER_SECONDS, FAILOVERS, RETRIES
 from .vision_ahead import VisionAhead, images_to_compute
 
@@ -109,23 +110,26 @@ class _Sent:
         """What is left to do. Scores of the prompt came before the first token, and do not come again."""
         return replace(self.job, resumed_ids=tuple(self.ids)) if self.ids else self.job
 
-    def note(self, item: Progress) -> Progress:
+    def note(self, item: Scores | Ending) -> Scores | Ending:
         """The item as the client is to see it: an attempt that begins anew scores the prompt anew."""
         if isinstance(item, Scores):
             told, self.scored_to = self.scored_to - item.start, max(self.scored_to, item.start + len(item.tokens))
             return replace(item, start=item.start + max(0, told), tokens=item.tokens[max(0, told) :])
-        if isinstance(item, Burst):
-            self.ids += [token.id for token in item.tokens]
-            if self.broken_at_s is not None:
-                FAILOVER_SECONDS.observe(self.clock.monotonic_s() - self.broken_at_s)
-                self.broken_at_s = None
+        return replace(item, cached_tokens=self._told_of_cached(item))
+
+    def note_burst(self, burst: Burst) -> Burst:
+        """The same of a burst, which is what most items are."""
+        self.ids += [token.id for token in burst.tokens]
+        if self.broken_at_s is not None:
+            FAILOVER_SECONDS.observe(self.clock.monotonic_s() - self.broken_at_s)
+            self.broken_at_s = None
+        cached_tokens = self._told_of_cached(burst)
+        return burst if burst.cached_tokens == cached_tokens else burst._replace(cached_tokens=cached_tokens)
+
+    def _told_of_cached(self, item: Burst | Ending) -> int:
         if self.cached_tokens is None:
             self.cached_tokens = item.cached_tokens
-        if item.cached_tokens == self.cached_tokens:
-            return item
-        if isinstance(item, Burst):
-            return item._replace(cached_tokens=self.cached_tokens)
-        return replace(item, cached_tokens=self.cached_tokens)
+        return self.cached_tokens
 
     def note_break(self, error: UnavailableError) -> None:
         """The attempt that served it was lost."""
@@ -167,16 +171,25 @@ class Dispatcher:
         *,
         on_burst: Callable[[Burst], None] = lambda _: None,
         on_lost: Callable[[], None] = lambda: None,
+        relay: Relay[Burst] | None = None,
     ) -> AsyncGenerator[Progress, None]:
         """Yields bursts of tokens, then one ending. Close it (`aclosing`) to stop the request on every rank.
         `on_burst` sees each burst that has tokens, before it is yielded; `on_lost` hears when an attempt that had drawn
-        some is lost and another one follows.
+        some is lost and another one follows. While it is open, `relay` is given bursts that would be yielded, but for
+        an attempt's first.
 
         Raises UnavailableError if no rank can take the request or it was lost once too often, DeadlineError, and what
         the ranks say themselves: RequestError, InternalError.
         """
         setbacks = _Setbacks(job.deadline, self._options.room_wait_s)
         sent = _Sent(job, self._clock)
+
+        def note_burst(burst: Burst) -> Burst:
+            burst = sent.note_burst(burst)
+            if burst.tokens:
+                on_burst(burst)
+            return burst
+
         self._placer.begin(job)
         try:
             for number in count(1):
@@ -191,16 +204,15 @@ class Dispatcher:
                         rest = replace(rest, traceparent=attempt.traceparent)
                     vision = self._table.vision_ranks() if job.images else []
                     running = self._attempt(rest, number, legs, vision)
-                    async with self._encoding_ahead(rest, vision), aclosing(running) as progress:
+                    async with self._encoding_ahead(rest, vision), aclosing(running.run()) as progress:
                         async for item in progress:
                             setbacks.note_progress()
                             if number != sent.attempt:
                                 sent.attempt = number
                                 self._placer.note_generated(job, legs.decode.rank_id)
-                            item = sent.note(item)
-                            if isinstance(item, Burst) and item.tokens:
-                                on_burst(item)
-                            yield item
+                                if relay is not None:
+                                    running.relay_to(relay.through(note_burst))
+                            yield note_burst(item) if isinstance(item, Burst) else sent.note(item)
                     return
                 except UnavailableError as error:
                     attempt.fail(kind_of_error(error))
@@ -235,7 +247,7 @@ class Dispatcher:
             await self._table.wait_for_change(pause)
             setbacks.avoid.clear()
 
-    def _attempt(self, job: Job, number: int, legs: Legs, vision: Sequence[RankInfo]) -> AsyncGenerator[Progress, None]:
+    def _attempt(self, job: Job, number: int, legs: Legs, vision: Sequence[RankInfo]) -> Attempt:
         sign = partial(
             sign_job,
             job,
@@ -253,7 +265,7 @@ class Dispatcher:
             sign=sign,
             stream=self._streams.stream_to(legs.decode),
             prefills=self._prefills,
-        ).run()
+        )
 
     def _encoding_ahead(self, job: Job, ranks: Sequence[RankInfo]) -> AbstractAsyncContextManager[None]:
         """Of the choices of one prompt, the first asks for all."""

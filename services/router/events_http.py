@@ -15,11 +15,12 @@ from typing import Any
 from whalepod.model.protocols import MESSAGES, RESPONSES
 
 from .chat import ChatRequest, chat_prompt, open_chat
-from .chat_choice import ChatEnd
+from .chat_choice import ChatDelta, ChatEnd
 from .completions_http import ResponseHead
 from .front_door import Caller, FrontDoor
 from .http_errors import json_text
 from .http_stream import data_frame
+from .relay import Relay
 from .request_record import RequestRecord
 from .usage import Usage
 
@@ -47,23 +48,42 @@ async def events_answer(
 
 
 async def events_frames(
-    front: FrontDoor, request: ChatRequest, caller: Caller, head: ResponseHead, record: RequestRecord
+    front: FrontDoor,
+    request: ChatRequest,
+    caller: Caller,
+    head: ResponseHead,
+    record: RequestRecord,
+    relay: Relay[bytes] | None = None,
 ) -> AsyncGenerator[bytes, None]:
-    """Server-sent events; the last one is the protocol's own. Raises ServingError."""
-    form = _ANSWERS[request.protocol.name]
-    async with open_chat(front, request, caller, response_id=head.id) as opened, aclosing(opened.events) as events:
+    """Server-sent events, but for those that `relay` is given; the last one is the protocol's own. Raises
+    ServingError."""
+
+    def frames_of(delta: ChatDelta) -> bytes:
+        return b"".join(_frames_of(delta, request, record))
+
+    deltas = None if relay is None else relay.through(frames_of)
+    opening = open_chat(front, request, caller, response_id=head.id, relay=deltas)
+    async with opening as opened, aclosing(opened.events) as events:
         async for _, event in events:
-            usage = None
-            if isinstance(event, ChatEnd):
-                usage = usage_of(event)
-                record.note_result(usage, event.route)
-            for chunk in event.chunks:
-                name, text = request.protocol.response.sse_event_name(chunk), chunk.to_json()
-                if name in form.completed_events:
-                    told = json.loads(text)
-                    form.complete(told.get("response", told), request, usage)
-                    text = json_text(told)
-                yield data_frame(text, event=name)
+            for frame in _frames_of(event, request, record):
+                yield frame
+
+
+def _frames_of(event: ChatDelta | ChatEnd, request: ChatRequest, record: RequestRecord) -> list[bytes]:
+    form = _ANSWERS[request.protocol.name]
+    usage = None
+    if isinstance(event, ChatEnd):
+        usage = usage_of(event)
+        record.note_result(usage, event.route)
+    frames: list[bytes] = []
+    for chunk in event.chunks:
+        name, text = request.protocol.response.sse_event_name(chunk), chunk.to_json()
+        if name in form.completed_events:
+            told = json.loads(text)
+            form.complete(told.get("response", told), request, usage)
+            text = json_text(told)
+        frames.append(data_frame(text, event=name))
+    return frames
 
 
 async def count_tokens(front: FrontDoor, request: ChatRequest) -> dict[str, Any]:

@@ -27,6 +27,7 @@ from .job import Burst, Job, Progress
 from .language import Language
 from .prefix_lookup import PrefixLookup
 from .rank_table import RankTable
+from .relay import Relay
 from .request_state import RequestState, Stage
 from .router_metrics import (
     ACTUAL_HIT_TOKENS,
@@ -206,27 +207,29 @@ class FrontDoor:
         )
         return [branch(job, index) for index in range(choices)]
 
-    def run(self, job: Job, caller: Caller) -> AsyncGenerator[Progress, None]:
-        """What `Dispatcher.generate` yields, measured."""
+    def run(self, job: Job, caller: Caller, relay: Relay[Burst] | None = None) -> AsyncGenerator[Progress, None]:
+        """What `Dispatcher.generate` yields or relays, measured."""
         last_s: float | None = None
+        state, tenant = caller.state, caller.principal.tenant
 
         def measure(burst: Burst) -> None:
             nonlocal last_s
+            tokens = len(burst.tokens)
             now_s = self.clock.monotonic_s()
             if last_s is None:
                 _count_first_token(job, burst, now_s - caller.arrived_s)
             else:
-                _count_gaps(now_s - last_s, tokens=len(burst.tokens))
+                INTER_TOKEN_SECONDS.observe((now_s - last_s) / tokens, times=tokens)
             last_s = now_s
-            caller.state.stage = Stage.GENERATING
-            caller.state.tokens += len(burst.tokens)
-            COMPLETION_TOKENS.inc(len(burst.tokens))
-            self.admission.charge_tokens(caller.principal.tenant, len(burst.tokens))
+            state.stage = Stage.GENERATING
+            state.tokens += tokens
+            COMPLETION_TOKENS.inc(tokens)
+            self.admission.charge_tokens(tenant, tokens)
 
         def note_lost() -> None:
             caller.state.stage = Stage.RESUMING
 
-        return self._dispatcher.generate(job, on_burst=measure, on_lost=note_lost)
+        return self._dispatcher.generate(job, on_burst=measure, on_lost=note_lost, relay=relay)
 
     def _namespace_or_raise(self) -> bytes:
         """All usable ranks agree on it: the directory refuses the others."""
@@ -259,8 +262,3 @@ def _count_first_token(job: Job, burst: Burst, seconds: float) -> None:
     CACHED_TOKENS.inc(burst.cached_tokens)
     PREDICTED_HIT_TOKENS.inc(job.stored_tokens)
     ACTUAL_HIT_TOKENS.inc(burst.cached_tokens)
-
-
-def _count_gaps(seconds: float, *, tokens: int) -> None:
-    for _ in range(tokens):
-        INTER_TOKEN_SECONDS.observe(seconds / tokens)

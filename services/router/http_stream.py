@@ -16,6 +16,8 @@ from starlette.types import Receive, Scope, Send
 from whalepod.core.errors import CancelledError, InternalError, ServingError, UnavailableError
 
 from .http_errors import OPENAI_ERRORS, ErrorForm, json_text
+from .http_protocol import Exchange
+from .relay import Relay
 from .router_metrics import STREAMS_BROKEN
 
 log = logging.getLogger(__name__)
@@ -32,23 +34,20 @@ def data_frame(payload: str | Mapping[str, Any], *, event: str | None = None) ->
     return name + b"data: " + text.encode("utf-8", "replace") + b"\n\n"
 
 
-async def until_disconnect(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
-    """The result of `work`; cancels it and raises CancelledError if the client goes first.
-
-    The request's body must have been read. `work` runs in the calling task: one task watches the client.
-    """
+async def until_disconnect(exchange: Exchange, work: Coroutine[Any, Any, T]) -> T:
+    """The result of `work`; cancels it and raises CancelledError if the client goes first. The request's body must have
+    been read."""
     caller = asyncio.current_task()
     assert caller is not None
     cancelling = caller.cancelling()
     left = False
 
-    async def watch() -> None:
+    def leave() -> None:
         nonlocal left
-        await _disconnected(receive)
         left = True
         caller.cancel()
 
-    watcher = asyncio.create_task(watch())
+    exchange.watch(leave)
     try:
         return await work
     except asyncio.CancelledError:
@@ -56,22 +55,40 @@ async def until_disconnect(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
             raise CancelledError("the client went away") from None
         raise
     finally:
-        watcher.cancel()
+        exchange.watch(None)
+
+
+class Outlet:
+    """Where the events of one answer are written without waiting, once it has begun, while its client reads."""
+
+    def __init__(self, exchange: Exchange) -> None:
+        self.begun = False
+        """The first event has been sent: others may follow."""
+        self.relay: Relay[bytes] = Relay(lambda: self.begun and exchange.is_open(), exchange.write)
 
 
 class EventStream:
-    """A response of server-sent events, as an ASGI application. `frames` has already been advanced to `first`."""
+    """A response of server-sent events, as an ASGI application. `frames` has already been advanced to `first`, and goes
+    on beside what it gives to the outlet."""
 
-    def __init__(self, first: bytes, frames: AsyncGenerator[bytes, None], *, errors: ErrorForm = OPENAI_ERRORS) -> None:
+    def __init__(
+        self,
+        first: bytes,
+        frames: AsyncGenerator[bytes, None],
+        *,
+        errors: ErrorForm = OPENAI_ERRORS,
+        outlet: Outlet | None = None,
+    ) -> None:
         self._first = first
         self._frames = frames
         self._errors = errors
+        self._outlet = outlet
         self._started = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        del scope
+        del receive
         try:
-            await until_disconnect(receive, self._send_all(send))
+            await until_disconnect(Exchange.of(scope), self._send_all(send))
         except CancelledError:
             return
         except asyncio.CancelledError:  # by the server, whose time to drain is over
@@ -92,6 +109,8 @@ class EventStream:
         await send({"type": "http.response.start", "status": 200, "headers": raw})
         self._started = True
         await _send_frame(send, self._first)
+        if self._outlet is not None:
+            self._outlet.begun = True
         try:
             async for frame in self._frames:
                 await _send_frame(send, frame)
@@ -113,9 +132,3 @@ def _send_frame(send: Send, frame: bytes) -> Awaitable[None]:
 
 def _send_end(send: Send) -> Awaitable[None]:
     return send({"type": "http.response.body", "body": b"", "more_body": False})
-
-
-async def _disconnected(receive: Receive) -> None:
-    while True:
-        if (await receive())["type"] == "http.disconnect":
-            return

@@ -30,6 +30,14 @@ class GatheringTransport(asyncio.Transport):
         if self._held_bytes > HELD_BYTES_MAX:
             self._flush()
 
+    def write_now(self, data: bytes) -> None:
+        """Behind what is held. For what nothing else is written with."""
+        if self._held:
+            self._held.append(data)
+            self._flush()
+        elif not self._inner.is_closing():
+            self._inner.write(data)
+
     def close(self) -> None:
         self._flush()
         self._inner.close()

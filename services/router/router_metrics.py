@@ -15,6 +15,8 @@ from prometheus_client.registry import Collector
 
 from whalepod.cluster.registration import RankInfo
 
+from .loop_metrics import LoopCounter, LoopHistogram
+
 _FAST: Final = (1e-4, 2.5e-4, 5e-4, 1e-3, 2.5e-3, 5e-3, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0)
 _TOKEN: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0)
 _REQUEST: Final = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
@@ -23,7 +25,7 @@ REQUESTS = Counter("whalepod_requests", "Requests that ended, by endpoint and ou
 FIRST_TOKEN_SECONDS = Histogram(
     "whalepod_time_to_first_token_seconds", "From arrival to the first token.", buckets=_REQUEST
 )
-INTER_TOKEN_SECONDS = Histogram("whalepod_inter_token_latency_seconds", "Between two tokens.", buckets=_TOKEN)
+INTER_TOKEN_SECONDS = LoopHistogram("whalepod_inter_token_latency_seconds", "Between two tokens.", bounds=_TOKEN)
 REQUEST_SECONDS = Histogram("whalepod_request_seconds", "From arrival to the end.", ["endpoint"], buckets=_REQUEST)
 QUEUE_SECONDS = Histogram("whalepod_queue_seconds", "Spent waiting for admission.", buckets=_REQUEST)
 SHED = Counter(
@@ -33,7 +35,7 @@ SHED = Counter(
 )
 PROMPT_TOKENS = Counter("whalepod_prompt_tokens", "Prompt tokens of requests that got a token.")
 CACHED_TOKENS = Counter("whalepod_cached_tokens", "Of those, tokens that came from stored prefix.")
-COMPLETION_TOKENS = Counter("whalepod_completion_tokens", "Tokens generated for clients.")
+COMPLETION_TOKENS = LoopCounter("whalepod_completion_tokens", "Tokens generated for clients.")
 
 TOKENIZE_SECONDS = Histogram("whalepod_router_tokenize_seconds", "Rendering and tokenizing a prompt.", buckets=_REQUEST)
 IMAGES = Counter("whalepod_router_images", "Images that requests brought, counted each time.")

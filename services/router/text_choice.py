@@ -15,7 +15,8 @@ from whalepod.engine.sampling_params import SamplingParams
 from whalepod.model.detokenizer import Detokenizer
 
 from .front_door import Caller, FrontDoor
-from .job import Ending, Job, Progress, Route, Scores
+from .job import Burst, Ending, Job, Progress, Route, Scores
+from .relay import Relay
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,23 +57,18 @@ TextEvent = TextDelta | TextScores | TextEnd
 
 
 async def stream_text(
-    front: FrontDoor, job: Job, caller: Caller, options: TextOptions
+    front: FrontDoor, job: Job, caller: Caller, options: TextOptions, relay: Relay[TextDelta] | None = None
 ) -> AsyncGenerator[TextEvent, None]:
-    """Scores of the prompt if they were asked for, deltas, one end. A stop string stops the ranks at once.
+    """Scores of the prompt if they were asked for, deltas, one end. A stop string stops the ranks at once. `relay` is
+    given deltas as `Dispatcher.generate` says; with stop strings none, because one ends the stream.
 
     Raises what `Dispatcher.generate` raises.
     """
-    text = Detokenizer(
-        front.language.tokenizer,
-        stop=options.stop,
-        include_stop=options.include_stop,
-        skip_special_tokens=options.skip_special_tokens,
-    )
-    enders = silent_enders(job.sampling, eos_token_id=front.language.eos_token_id, include_stop=options.include_stop)
-    count = 0
+    text = _Text(front, job, options)
     delta = TextDelta("", ())
     item: Progress | None = None
-    async with aclosing(front.run(job, caller)) as progress:
+    bursts = None if relay is None or options.stop else relay.through(text.push)
+    async with aclosing(front.run(job, caller, bursts)) as progress:
         async for item in progress:
             if isinstance(item, Scores):
                 yield TextScores(item.start, item.tokens)
@@ -80,9 +76,7 @@ async def stream_text(
             if isinstance(item, Ending):
                 delta = TextDelta(text.finish(), ())
                 break
-            new_text, taken = _push(text, item.tokens, enders)
-            delta = TextDelta(new_text, item.tokens[:taken])
-            count += taken
+            delta = text.push(item)
             if text.stop_matched is not None:
                 break
             yield delta
@@ -90,7 +84,37 @@ async def stream_text(
     assert item is not None, "a job yields at least its ending"
     if delta.text or delta.tokens:
         yield delta
-    yield _end(job, item, text.stop_matched, completion_tokens=count)
+    yield _end(job, item, text.stop_matched, completion_tokens=text.tokens)
+
+
+class _Text:
+    """What a job has said so far, and how many tokens that took."""
+
+    def __init__(self, front: FrontDoor, job: Job, options: TextOptions) -> None:
+        self.tokens = 0
+        self._text = Detokenizer(
+            front.language.tokenizer,
+            stop=options.stop,
+            include_stop=options.include_stop,
+            skip_special_tokens=options.skip_special_tokens,
+        )
+        self._enders = silent_enders(
+            job.sampling, eos_token_id=front.language.eos_token_id, include_stop=options.include_stop
+        )
+
+    @property
+    def stop_matched(self) -> str | None:
+        return self._text.stop_matched
+
+    def push(self, burst: Burst) -> TextDelta:
+        """New text, and the tokens that came before a stop string or completed it."""
+        tokens = burst.tokens
+        new, taken = _push(self._text, tokens, self._enders)
+        self.tokens += taken
+        return TextDelta(new, tokens[:taken])
+
+    def finish(self) -> str:
+        return self._text.finish()
 
 
 def silent_enders(sampling: SamplingParams, *, eos_token_id: int, include_stop: bool) -> frozenset[int]:

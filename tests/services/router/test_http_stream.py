@@ -95,12 +95,12 @@ class Connection:
         self.reader, self._writer = reader, writer
 
     @classmethod
-    async def post(cls, router: RouterUnderTest, body: dict[str, Any]) -> Connection:
+    async def post(cls, router: RouterUnderTest, body: dict[str, Any], *, times: int = 1) -> Connection:
         reader, writer = await asyncio.open_connection("127.0.0.1", router.http_port)
         content = json.dumps(body).encode()
         lines = ["POST /v1/completions HTTP/1.1", "Host: x", "Content-Type: application/json"]
         head = "\r\n".join([*lines, f"Content-Length: {len(content)}", "", ""])
-        writer.write(head.encode() + content)
+        writer.write(times * (head.encode() + content))
         await writer.drain()
         return cls(reader, writer)
 
@@ -145,6 +145,18 @@ async def test_a6_a_client_that_leaves_between_tokens_releases_the_decode_rank(
         await until(lambda: decode.live)
     client.leave()
     await check_nothing_is_left(router, decode, prefill)
+
+
+async def test_a6_a_client_that_has_sent_its_next_requests_before_it_leaves_releases_the_decode_rank(
+    router: RouterUnderTest, decode: FakeDecode
+) -> None:
+    decode.behaviour = Behaviour(pause_s=0.01)
+    client = await Connection.post(router, {"prompt": SHORT, "stream": True, "max_tokens": 2000}, times=3)
+    await client.reader.readuntil(b"data: ")
+    client.leave()
+    await until(lambda: decode.seen.cancels)
+    await check_nothing_is_left(router, decode)
+    assert len(decode.seen.starts) == 1
 
 
 async def test_a6_a_client_that_leaves_the_queue_gives_up_its_place(model_dir: Path, decode: FakeDecode) -> None:
