@@ -12,6 +12,7 @@ import torch
 
 from whalepod.core.errors import ConfigError
 from whalepod.core.progress import MIB, ProgressReport
+from whalepod.kernels.kernel_names import name_by_source
 from whalepod.kernels.native import library
 from whalepod.kernels.quantise import FP8_BLOCK32, PackedFormat
 from whalepod.kvstore.namespace import Namespace
@@ -212,6 +213,8 @@ def set_arithmetic(device: torch.device, *, threads: int, cpu_operators: bool | 
     torch.set_num_threads(threads)
     if device.type == "cpu":
         library.decide(wanted=cpu_operators)
+    else:
+        name_by_source()
 
 
 def numerics_name(device: torch.device, dtype: torch.dtype) -> str:

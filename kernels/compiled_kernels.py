@@ -17,6 +17,7 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime.driver import driver
 from triton.runtime.jit import MockTensor
 
+from .kernel_names import name_by_source
 from .kernel_signatures import (
     ALIGNED,
     ATTENTION_SIGNATURE,
@@ -83,6 +84,7 @@ class Kernel:
     def compile(self, architecture: int) -> None:
         """Into Triton's cache, as launches on such a chip would. For a process that launches nothing. Raises what the
         compiler raises, and MemoryError if the chip has not the memory to launch it."""
+        name_by_source()
         function = getattr(import_module(f"whalepod.kernels.{self.operation}.{self.module}"), self.name)
         names = [name for name in function.arg_names if name not in self.constants]
         driver.set_active(Chip(architecture))  # pyright: ignore[reportArgumentType]  it is asked for no more

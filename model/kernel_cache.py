@@ -31,6 +31,7 @@ from triton.compiler.compiler import CompiledKernel
 from triton.runtime.driver import driver
 
 from whalepod.kernels.compiled_kernels import ARCHITECTURES, Chip, memory_missing
+from whalepod.kernels.kernel_names import name_by_source
 from whalepod.kernels.numerics import whole_batches
 from whalepod.kernels.quantise import FP8_BLOCK32
 
@@ -69,6 +70,7 @@ class Launches:
         """Name of each kernel, and for which arguments."""
         self.too_large: set[str] = set()
         """Kernels that the chip has not enough memory for: a launch of one fails."""
+        name_by_source()
         self._own, self._of = own, of
         major, minor = divmod(architecture, 10)
         processors = SimpleNamespace(multi_processor_count=PROCESSORS[architecture])

@@ -214,7 +214,7 @@ def test_a_rank_finds_the_kernels_that_the_image_for_gpus_has_compiled(tmp_path:
     run("deploy/docker/build.sh", "package")
     site = Path(run(python, "-c", "import sysconfig; print(sysconfig.get_paths()['purelib'])").strip())
     (site / "packages.pth").write_text(str(Path(pytest.__file__).parents[1]), encoding="utf-8")
-    few = ("--config", str(config), "--architecture", "90", "--sequences", "1", "--processes", "1")
+    few = ("--config", str(config), "--architecture", "90", "--sequences", "1", "--processes", "2")
     run("deploy/docker/build.sh", "kernels", *few)
     shutil.rmtree(sources)
     # As the chart's pods do it.
