@@ -11,9 +11,12 @@ from typing import Any
 HELD_BYTES_MAX = 64 * 1024
 """More is passed on at once, so that the transport can say that its client does not read."""
 
+UNREAD_SECONDS_MAX = 60.0
+"""How long a client may leave the rest of an answer unread once the connection is to be closed."""
+
 
 class GatheringTransport(asyncio.Transport):
-    """A transport over another one. `close` writes what is held; `abort` drops it."""
+    """A transport over another one. `close` writes what is held, for as long as that may take; `abort` drops it."""
 
     def __init__(self, inner: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
         super().__init__()
@@ -41,6 +44,8 @@ class GatheringTransport(asyncio.Transport):
     def close(self) -> None:
         self._flush()
         self._inner.close()
+        if self._inner.get_write_buffer_size():
+            self._loop.call_later(UNREAD_SECONDS_MAX, self._inner.abort)
 
     def abort(self) -> None:
         self._held.clear()

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import AsyncGenerator
 from contextlib import suppress
 
 import pytest
 
 from tests.services.router.router_under_test import RouterUnderTest, serving, until
-from whalepod.services.router import http_body, http_protocol
+from whalepod.services.router import http_body, http_protocol, http_transport
 from whalepod.services.router.http_headers import HEADER_BYTES_MAX
+from whalepod.services.router.http_protocol import BoundedHttpProtocol
 from whalepod.services.router.http_stream import EventStream
 
 
@@ -58,6 +60,36 @@ async def test_a_body_that_never_comes_is_not_waited_for(
     answer = await answer_to(router, head + b"content-length: 100\r\n\r\n{")
     assert answer.startswith("HTTP/1.1 408")
     assert "request_timeout" in answer
+
+
+async def test_a_client_that_leaves_the_end_of_its_answer_unread_is_hung_up_on(
+    router: RouterUnderTest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It fits into the buffers here, so nothing else waits for it."""
+    monkeypatch.setattr(http_transport, "UNREAD_SECONDS_MAX", 0.2)
+    open_now: set[BoundedHttpProtocol] = set()
+    made, lost = BoundedHttpProtocol.connection_made, BoundedHttpProtocol.connection_lost
+
+    def made_small(protocol: BoundedHttpProtocol, transport: asyncio.Transport) -> None:
+        transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+        made(protocol, transport)
+        open_now.add(protocol)
+
+    def noted_lost(protocol: BoundedHttpProtocol, exc: Exception | None) -> None:
+        lost(protocol, exc)
+        open_now.discard(protocol)
+
+    monkeypatch.setattr(BoundedHttpProtocol, "connection_made", made_small)
+    monkeypatch.setattr(BoundedHttpProtocol, "connection_lost", noted_lost)
+    with socket.socket() as client:
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        client.connect(("127.0.0.1", router.http_port))
+        client.sendall(b"GET /openapi.json HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")
+        await until(lambda: open_now)
+        (protocol,) = open_now
+        await until(protocol.transport.is_closing)
+        assert open_now, "all of the answer went into the system's buffers"
+        await until(lambda: not open_now)
 
 
 async def test_a_client_that_does_not_read_is_hung_up_on_and_its_answer_ends(monkeypatch: pytest.MonkeyPatch) -> None:
