@@ -132,8 +132,8 @@ lint: venv proto-check  ## check format, lint, types and generated code
 	$(BIN)/pyright
 
 kernels-compile: venv  ## compile every GPU kernel for sm_90 and sm_100, without a GPU
-	@$(BIN)/python -m whalepod.kernels.compilation
 	@$(BIN)/python -m whalepod.model.kernel_cache
+	@$(BIN)/python -m whalepod.kernels.compilation
 
 format: venv  ## format the sources and fix what lint can fix
 	$(BIN)/ruff format .
