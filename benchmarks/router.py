@@ -26,7 +26,15 @@ from typing import Any, TypeVar
 
 import grpc
 import uvloop
-from router_cases.http_load import Answered, Connection, closed_loop, open_loop_apart, percentile, request_bytes
+from router_cases.http_load import (
+    Answered,
+    Connection,
+    closed_loop,
+    closed_loop_apart,
+    open_loop_apart,
+    percentile,
+    request_bytes,
+)
 from router_cases.processes import PORT, Started, sglang_router, whalepod_router
 from router_cases.rank_side import step_costs
 
@@ -48,6 +56,7 @@ PARTS = ("first", "cpu", "active", "gaps", "rank", "peer")
 ACTIVE_S = 8.0
 """How long streams are active while others are measured."""
 NEWCOMERS_PER_S = 200
+AT_A_TIME = 100
 
 
 def main() -> None:
@@ -57,6 +66,8 @@ def main() -> None:
     parser.add_argument("--active", type=int, default=400, help="streams that are active while others are measured")
     parser.add_argument("--step-ms", type=float, default=50.0, help="between two tokens of an active stream")
     parser.add_argument("--processes", type=int, default=1, help="of the router, on one port")
+    parser.add_argument("--clients", type=int, default=1, help="processes that ask at 100 at a time, of either router")
+    parser.add_argument("--stubs", type=int, default=2, help="stub ranks, and the peer's HTTP stubs")
     options = parser.parse_args()
     parts = options.part or PARTS
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # what was started is ended
@@ -64,13 +75,16 @@ def main() -> None:
     figures: dict[str, float | None] = {}
     with tempfile.TemporaryDirectory(prefix="router-") as directory:
         if {"first", "cpu"} & set(parts):
-            with whalepod_router(Path(directory), step_ms=0, processes=options.processes) as router:
+            with whalepod_router(
+                Path(directory), step_ms=0, processes=options.processes, ranks=options.stubs
+            ) as router:
                 if "first" in parts:
-                    uvloop.run(first_tokens(router, figures, requests=options.requests))
+                    uvloop.run(first_tokens(router, figures, requests=options.requests, clients=options.clients))
                 if "cpu" in parts:
                     uvloop.run(processor_time(router, figures))
         if {"active", "gaps"} & set(parts):
-            with whalepod_router(Path(directory), step_ms=options.step_ms, processes=options.processes) as router:
+            step_ms, processes = options.step_ms, options.processes
+            with whalepod_router(Path(directory), step_ms=step_ms, processes=processes, ranks=options.stubs) as router:
                 load = ActiveLoad(router, streams=options.active, step_ms=options.step_ms)
                 if "active" in parts:
                     uvloop.run(active_streams(load, figures))
@@ -79,16 +93,16 @@ def main() -> None:
     if "rank" in parts:
         uvloop.run(rank_side(figures))
     if "peer" in parts:
-        with sglang_router() as peer:
+        with sglang_router(workers=options.stubs) as peer:
             figures["rps_c100_sglang_router"] = None
             if peer is None:
                 print("sglang-router: not here; `make bench-peers` fetches it")
             else:
-                uvloop.run(peer_rate(peer, figures, requests=options.requests))
+                uvloop.run(peer_rate(peer, figures, requests=options.requests, clients=options.clients))
     print(json.dumps({name: None if value is None else round(value, 3) for name, value in figures.items()}))
 
 
-async def first_tokens(router: Started, figures: dict[str, float | None], *, requests: int) -> None:
+async def first_tokens(router: Started, figures: dict[str, float | None], *, requests: int, clients: int) -> None:
     """At 1, 20 and 100 requests at a time, streamed; and the rate of whole answers at 100."""
     streamed, whole = request_bytes({**SHORT, "stream": True}), request_bytes(WHOLE)
     await closed_loop(router.port, streamed, connections=20, requests=200)
@@ -100,11 +114,18 @@ async def first_tokens(router: Started, figures: dict[str, float | None], *, req
         p50, p99 = (1000 * (percentile([one.first_s for one in answers], p) - direct_s) for p in (50, 99))
         figures[f"added_ttft_ms_p50_c{connections}"], figures[f"added_ttft_ms_p99_c{connections}"] = p50, p99
         print(f"c = {connections}: adds p50 {p50:.2f} ms, p99 {p99:.2f} ms; {count / seconds:.0f} streams/s")
+    rate, cpu_ms = await rate_at_100(router, whole, requests=requests, clients=clients)
+    figures["rps_c100"] = rate
+    print(f"c = 100, whole answers: {rate:.0f} requests/s, {cpu_ms:.2f} ms of processor time each")
+
+
+async def rate_at_100(router: Started, request: bytes, *, requests: int, clients: int) -> tuple[float, float]:
+    """Requests/s at 100 at a time, and milliseconds of processor time of each."""
     cpu_s = router.cpu_s()
-    _, seconds = await closed_loop(router.port, whole, connections=100, requests=requests)
-    figures["rps_c100"] = requests / seconds
-    cpu_ms = 1000 * (router.cpu_s() - cpu_s) / requests
-    print(f"c = 100, whole answers: {requests / seconds:.0f} requests/s, {cpu_ms:.2f} ms of processor time each")
+    asked, seconds = await closed_loop_apart(
+        router.port, request, connections=AT_A_TIME, requests=requests, processes=clients
+    )
+    return asked / seconds, 1000 * (router.cpu_s() - cpu_s) / (asked + AT_A_TIME)  # each connection's first, too
 
 
 async def direct_first_token_s(port: int) -> float:
@@ -205,14 +226,10 @@ async def rank_side(figures: dict[str, float | None]) -> None:
     )
 
 
-async def peer_rate(peer: Started, figures: dict[str, float | None], *, requests: int) -> None:
-    whole = request_bytes(WHOLE)
-    await closed_loop(peer.port, whole, connections=20, requests=200)
-    before_s = peer.cpu_s()
-    _, seconds = await closed_loop(peer.port, whole, connections=100, requests=requests)
-    figures["rps_c100_sglang_router"] = requests / seconds
-    cpu_ms = 1000 * (peer.cpu_s() - before_s) / requests
-    print(f"sglang-router, c = 100: {requests / seconds:.0f} requests/s, {cpu_ms:.2f} ms of processor time each")
+async def peer_rate(peer: Started, figures: dict[str, float | None], *, requests: int, clients: int) -> None:
+    rate, cpu_ms = await rate_at_100(peer, request_bytes(WHOLE), requests=requests, clients=clients)
+    figures["rps_c100_sglang_router"] = rate
+    print(f"sglang-router, c = 100: {rate:.0f} requests/s, {cpu_ms:.2f} ms of processor time each")
 
 
 if __name__ == "__main__":

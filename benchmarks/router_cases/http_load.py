@@ -1,8 +1,10 @@
 """A client that costs little: keep-alive connections, bodies made beforehand, answers looked at only where they end.
 
     python -m router_cases.http_load --port P --per-s R --seconds S < request > seconds to each first event
+    python -m router_cases.http_load --port P --connections C --requests N --begin-s T < request > when it ended
 
-As a process of its own, it does not wait for its turn behind the events of other streams.
+As a process of its own, it does not wait for its turn behind the events of other streams; several of them ask more than
+one core's worth, all from the same moment on.
 """
 
 from __future__ import annotations
@@ -21,6 +23,8 @@ import uvloop
 
 from whalepod.core.clock import SYSTEM_CLOCK
 
+PROCESS_START_S = 3.0
+"""Other processes have begun by then, and asked once over each of their connections."""
 HEAD_END, CHUNKS_END, EVENT = b"\r\n\r\n", b"\r\n0\r\n\r\n", b"data: "
 
 
@@ -163,6 +167,21 @@ async def open_loop(port: int, request: bytes, *, per_s: float, seconds: float) 
 async def open_loop_apart(port: int, request: bytes, *, per_s: float, seconds: float) -> list[float]:
     """The same in another process. Seconds to each answer's first event."""
     words = ["--port", str(port), "--per-s", str(per_s), "--seconds", str(seconds)]
+    return json.loads(await _told_by_another(words, request))
+
+
+async def closed_loop_apart(
+    port: int, request: bytes, *, connections: int, requests: int, processes: int
+) -> tuple[int, float]:
+    """`closed_loop` shared out among so many other processes. Requests that were answered, and seconds."""
+    begin_s = SYSTEM_CLOCK.monotonic_s() + PROCESS_START_S
+    each = ["--port", str(port), "--begin-s", str(begin_s)]
+    each += ["--connections", str(max(1, connections // processes)), "--requests", str(max(1, requests // processes))]
+    told = await asyncio.gather(*(_told_by_another(each, request) for _ in range(processes)))
+    return max(1, requests // processes) * processes, max(map(float, told)) - begin_s
+
+
+async def _told_by_another(words: Sequence[str], request: bytes) -> str:
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "router_cases.http_load", *words),
         stdin=asyncio.subprocess.PIPE,
@@ -171,8 +190,19 @@ async def open_loop_apart(port: int, request: bytes, *, per_s: float, seconds: f
     )
     told, _ = await process.communicate(request)
     if process.returncode:
-        raise RuntimeError("the newcomers' process failed")
-    return json.loads(told)
+        raise RuntimeError("a client's process failed")
+    return told.decode()
+
+
+async def _from_then_on(port: int, request: bytes, *, connections: int, requests: int, begin_s: float) -> float:
+    """When the last of them was answered. Raises RuntimeError if it could not begin in time."""
+    await closed_loop(port, request, connections=connections, requests=connections)
+    wait_s = begin_s - SYSTEM_CLOCK.monotonic_s()
+    if wait_s < 0:
+        raise RuntimeError(f"this process was {-wait_s:.1f} s too late to begin with the others")
+    await asyncio.sleep(wait_s)
+    await closed_loop(port, request, connections=connections, requests=requests)
+    return SYSTEM_CLOCK.monotonic_s()
 
 
 def percentile(values: Sequence[float], percent: float) -> float:
@@ -183,12 +213,19 @@ def percentile(values: Sequence[float], percent: float) -> float:
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--port", type=int, required=True)
-    parser.add_argument("--per-s", type=float, required=True)
-    parser.add_argument("--seconds", type=float, required=True)
-    options = parser.parse_args()
+    parser.add_argument("--per-s", type=float)
+    parser.add_argument("--seconds", type=float)
+    parser.add_argument("--connections", type=int)
+    parser.add_argument("--requests", type=int)
+    parser.add_argument("--begin-s", type=float)
+    told = vars(parser.parse_args())
+    options = {name: value for name, value in told.items() if value is not None}
     request = sys.stdin.buffer.read()
-    answers = uvloop.run(open_loop(options.port, request, per_s=options.per_s, seconds=options.seconds))
-    sys.stdout.write(json.dumps([one.first_s for one in answers]))
+    if "per_s" in options:
+        answers = uvloop.run(open_loop(request=request, **options))
+        sys.stdout.write(json.dumps([one.first_s for one in answers]))
+    else:
+        sys.stdout.write(json.dumps(uvloop.run(_from_then_on(request=request, **options))))
 
 
 if __name__ == "__main__":

@@ -72,18 +72,18 @@ def whalepod_router(
 
 
 @contextmanager
-def sglang_router(*, port: int = PORT + 40) -> Generator[Started | None]:
+def sglang_router(*, workers: int = 2, port: int = PORT + 40) -> Generator[Started | None]:
     """The peer over HTTP stubs; None if `make bench-peers` has not fetched it."""
     if not PEERS.is_dir():
         yield None
         return
     with ExitStack() as stack:
-        workers = [port + 10, port + 11]
-        for worker in workers:
+        stubs = [port + 10 + index for index in range(workers)]
+        for worker in stubs:
             stack.enter_context(_running([*_module("router_cases.http_stub"), "--port", str(worker)]))
             _wait_for(f"http://127.0.0.1:{worker}/health", None)
         arguments = {
-            "worker_urls": [f"http://127.0.0.1:{worker}" for worker in workers],
+            "worker_urls": [f"http://127.0.0.1:{worker}" for worker in stubs],
             "host": "127.0.0.1",
             "port": port,
             "policy": "round_robin",
