@@ -54,9 +54,9 @@ def whalepod_router(
     """`whalepod router` over stub decode ranks, found through a registry."""
     model = _model_files(directory)
     with ExitStack() as stack:
-        redis = stack.enter_context(benchmark_server(port + 9))
+        redis = stack.enter_context(benchmark_server(port + 30))
         url = f"redis://127.0.0.1:{redis.tcp.port}/0"
-        stubs = [port + 10 + index for index in range(ranks)]
+        stubs = [port + 31 + index for index in range(ranks)]
         for index, stub in enumerate(stubs):
             words = ["--index", str(index), "--port", str(stub), "--redis-url", url, "--secret", SECRET]
             stack.enter_context(_running([*_module("router_cases.stub_rank"), *words, "--step-ms", str(step_ms)]))
