@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import defaultdict
 from collections.abc import AsyncGenerator, Sequence
 from typing import Any
 
@@ -99,6 +100,8 @@ class _Chunks:
         self._usages: dict[int, Usage] = {}
         self._prompt_ids: Sequence[int] | None = None
         """For the first chunk, if it is to tell them."""
+        self._untold_ids: defaultdict[int, list[int]] = defaultdict(list)
+        """By choice, for its next chunk: an event whose text the parser holds back has none."""
         self._last: dict[str, Any] = {}
 
     def begin(self, prompt_ids: Sequence[int]) -> None:
@@ -112,18 +115,19 @@ class _Chunks:
         texts = [chunk.to_json() for chunk in event.chunks]
         if self._request.choices == 1 and not self._request.return_token_ids and isinstance(event, ChatDelta):
             return texts
-        return [self._rewritten(json.loads(text), index, event, first=not place) for place, text in enumerate(texts)]
+        self._untold_ids[index] += [token.id for token in event.tokens]
+        return [self._rewritten(json.loads(text), index, event) for text in texts]
 
     def usage(self) -> str:
         """The chunk after those of several choices."""
         return json_text(self._last | {"choices": [], "usage": _total(list(self._usages.values())).to_json()})
 
-    def _rewritten(self, chunk: dict[str, Any], index: int, event: ChatDelta | ChatEnd, *, first: bool) -> str:
-        """`first`: of its event, whose ids it tells."""
+    def _rewritten(self, chunk: dict[str, Any], index: int, event: ChatDelta | ChatEnd) -> str:
         self._last = chunk
+        told_ids = self._untold_ids.pop(index, [])
         if self._request.return_token_ids:
             for choice in chunk["choices"]:
-                choice["token_ids"] = [token.id for token in event.tokens] if first else []
+                choice["token_ids"] = told_ids
             if self._prompt_ids is not None:
                 chunk["prompt_token_ids"], self._prompt_ids = list(self._prompt_ids), None
         if isinstance(event, ChatEnd) and chunk.get("usage"):

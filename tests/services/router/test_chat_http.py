@@ -225,6 +225,21 @@ async def test_ids_come_back_when_asked_for_streamed_and_not(router: RouterUnder
     assert len(answer["prompt_token_ids"]) == answer["usage"]["prompt_tokens"]
 
 
+@pytest.mark.parametrize("more", [{}, {"stop": ["swims"]}, {"n": 2}], ids=["alone", "stop string", "two choices"])
+async def test_ids_of_text_that_is_held_back_come_with_the_next_chunk(
+    router: RouterUnderTest, decode: FakeDecode, more: dict[str, Any]
+) -> None:
+    """Bytes of one character are several tokens, and the end of a sequence has no text."""
+    decode.behaviour.next_token = says(spell("Grüße 🐋 swims"))
+    body = {**PLAIN, "max_tokens": 60, "return_token_ids": True, **more}
+    answer = await ask(router, **body)
+    told: dict[int, list[int]] = {}
+    for chunk in await ask_streamed(router, **body):
+        for choice in chunk["choices"]:
+            told.setdefault(choice["index"], []).extend(choice["token_ids"])
+    assert told == {choice["index"]: choice["token_ids"] for choice in answer["choices"]}
+
+
 async def test_d7_the_whole_conversation_is_the_prompt(router: RouterUnderTest, decode: FakeDecode) -> None:
     for second in ("one", "two"):
         messages = [
