@@ -1,27 +1,37 @@
 """The HTTP parser with bounds that uvicorn leaves open: how long the head of a request may be, how long it may take,
-and how long an answer waits for a client that does not read. A client that keeps to none of them is hung up on."""
+and how long an answer waits for a client that does not read. A client that keeps to none of them is hung up on.
+
+Nothing is written into an answer that is under way: what is wrong with the request behind it shows when it has ended.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import sys
+from collections import deque
 from collections.abc import Callable
 from typing import Any
 
+import httptools
 from starlette.types import Scope
 from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from .http_headers import HEADER_BYTES_MAX
 from .http_transport import GatheringTransport
+from .http_upgrade import parser_after_upgrade
 
 HEAD_BYTES_MAX = 2 * HEADER_BYTES_MAX
-"""Of a head that is not complete. One that is gets judged, and answered, by `HeaderMiddleware`."""
+"""Of a head that is not complete, and of what follows the last part of a body. A complete head gets judged, and
+answered, by `HeaderMiddleware`."""
 HEAD_SECONDS_MAX = 30.0
 STALL_SECONDS_MAX = 60.0
 """How long a client may leave its answer unread, once all buffers are full. Until then it holds its place here."""
-
+PIPELINED_MAX = 8
+"""Requests that are read before their turn, so that it is seen when their client leaves."""
 
 _EXTENSION = "whalepod"
+_REFUSAL = b"HTTP/1.1 %b\r\ncontent-type: text/plain\r\ncontent-length: %d\r\nconnection: close\r\n\r\n%b\n"
 
 
 class Exchange:
@@ -41,6 +51,26 @@ class Exchange:
     @property
     def complete(self) -> bool:
         return self._cycle.response_complete
+
+    @property
+    def asked(self) -> bool:
+        """The request has come whole, and waits for its answer or for the rest of it."""
+        return not (self._cycle.more_body or self._cycle.response_complete)
+
+    def be_last(self) -> None:
+        """The connection ends with this answer."""
+        self._cycle.keep_alive = False
+
+    def without_chunks(self) -> bool:
+        """For an answer of unknown length that is to begin: whether its client knows no chunks, and the end of the
+        connection is the end. Then `end_without_chunks` goes before the last `send`."""
+        if self._cycle.scope["http_version"] != "1.0":
+            return False
+        self._cycle.chunked_encoding, self._cycle.expected_content_length = False, sys.maxsize
+        return True
+
+    def end_without_chunks(self) -> None:
+        self._cycle.expected_content_length = 0
 
     def is_open(self) -> bool:
         """Whether an answer in chunks has begun, has not ended, and its client is there and reads."""
@@ -77,12 +107,15 @@ class BoundedHttpProtocol(HttpToolsProtocol):
 
     def __init__(self, *args: Any, **named: Any) -> None:  # noqa: ANN401  uvicorn's own
         super().__init__(*args, **named)
-        self._head_bytes = 0
+        self._in_head = False
+        self._deaf = False
+        """It has been refused: what it still sends is passed over."""
+        self._unread_bytes = 0
+        """That came since a head began, or a part of a body."""
         self._head_timer: asyncio.TimerHandle | None = None
-        self._stall_timer: asyncio.TimerHandle | None = None
-        self._exchanges: list[Exchange] = []
-        """Of requests without a complete answer: several if the client does not wait for one before it sends the
-        next."""
+        self._exchanges: deque[Exchange] = deque()
+        """Of requests without a complete answer, in order: several if the client does not wait for one before it sends
+        the next."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
         self._gathering = GatheringTransport(transport, self.loop)
@@ -91,47 +124,70 @@ class BoundedHttpProtocol(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_waiting()
-        self._note_reading()
         super().connection_lost(exc)
-        for exchange in self._exchanges:
-            if not exchange.complete:
-                exchange.leave()
+        self._gathering.stop_looking()
+        for exchange in self._unanswered():
+            exchange.leave()
 
     def data_received(self, data: bytes) -> None:
-        super().data_received(data)
-        if self._head_timer is not None:
-            self._head_bytes += len(data)
-            if self._head_bytes > HEAD_BYTES_MAX:
-                self._refuse(b"431 Request Header Fields Too Large")
+        if self._deaf:
+            return
+        self._unset_keepalive_if_required()
+        self._unread_bytes += len(data)
+        try:
+            self._parse(data)
+        except httptools.HttpParserError:
+            self._refuse(b"400 Bad Request")
+            return
+        if self._unread_bytes > HEAD_BYTES_MAX:
+            self._refuse(b"431 Request Header Fields Too Large")
+        elif self._in_head and self._head_timer is None and not self._unanswered():
+            self._await_head()
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
-        self._await_head()
+        self._in_head, self._unread_bytes = True, 0
 
     def on_headers_complete(self) -> None:
+        self._in_head = False
         self._stop_waiting()
         super().on_headers_complete()
         exchange = Exchange(self.cycle, self.flow, self._gathering)
         self.scope["extensions"] = {_EXTENSION: {"exchange": exchange}}  # before the application is called
-        self._exchanges = [*(one for one in self._exchanges if not one.complete), exchange]
+        self._unanswered().append(exchange)
+        if 0 < len(self.pipeline) < PIPELINED_MAX:
+            self.flow.resume_reading()
+
+    def on_body(self, body: bytes) -> None:
+        self._unread_bytes = 0
+        super().on_body(body)
+
+    def _parse(self, data: bytes) -> None:
+        """Raises HttpParserError."""
+        while data:
+            try:
+                self.parser.feed_data(data)
+                return
+            except httptools.HttpParserUpgrade as offer:  # of what nobody speaks here
+                self.parser = parser_after_upgrade(self)
+                data = data[offer.args[0] :]
+
+    def _unanswered(self) -> deque[Exchange]:
+        while self._exchanges and self._exchanges[0].complete:
+            self._exchanges.popleft()
+        return self._exchanges
 
     def pause_writing(self) -> None:
         super().pause_writing()
         # What is buffered would wait for the client too, so it is dropped.
-        self._stall_timer = asyncio.get_running_loop().call_later(STALL_SECONDS_MAX, self.transport.abort)
+        self._gathering.abort_unread(STALL_SECONDS_MAX)
 
     def resume_writing(self) -> None:
-        self._note_reading()
+        if not self._gathering.is_closing():
+            self._gathering.stop_looking()
         super().resume_writing()
 
-    def _note_reading(self) -> None:
-        if self._stall_timer is not None:
-            self._stall_timer.cancel()
-            self._stall_timer = None
-
     def _await_head(self) -> None:
-        self._stop_waiting()
-        self._head_bytes = 0
         self._head_timer = asyncio.get_running_loop().call_later(HEAD_SECONDS_MAX, self._refuse, b"408 Request Timeout")
 
     def _stop_waiting(self) -> None:
@@ -140,7 +196,15 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             self._head_timer = None
 
     def _refuse(self, status: bytes) -> None:
+        """The connection ends: after the answers to what was asked in order, or else with this status."""
         self._stop_waiting()
+        self._deaf = True
+        asked = [exchange for exchange in self._unanswered() if exchange.asked]
+        if asked:
+            asked[-1].be_last()
+            return
         if not self.transport.is_closing():
-            self.transport.write(b"HTTP/1.1 " + status + b"\r\ncontent-length: 0\r\nconnection: close\r\n\r\n")
+            answered = not self._in_head and self.cycle and self.cycle.response_started
+            if not answered:
+                self.transport.write(_REFUSAL % (status, len(status) + 1, status))
             self.transport.close()

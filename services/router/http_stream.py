@@ -84,27 +84,30 @@ class EventStream:
         self._errors = errors
         self._outlet = outlet
         self._started = False
+        self._without_chunks = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         del receive
+        exchange = Exchange.of(scope)
         try:
-            await until_disconnect(Exchange.of(scope), self._send_all(send))
+            await until_disconnect(exchange, self._send_all(exchange, send))
         except CancelledError:
             return
         except asyncio.CancelledError:  # by the server, whose time to drain is over
             if not self._started:
                 raise
             await self._send_error(send, UnavailableError("this router is shutting down"))
-            await _send_end(send)
+            await self._send_end(exchange, send)
         finally:
             await self._frames.aclose()
 
-    async def _send_all(self, send: Send) -> None:
+    async def _send_all(self, exchange: Exchange, send: Send) -> None:
         headers = {
             "content-type": "text/event-stream; charset=utf-8",
             "cache-control": "no-cache",
             "x-accel-buffering": "no",  # proxies must not hold tokens back
         }
+        self._without_chunks = exchange.without_chunks()
         raw = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers.items()]
         await send({"type": "http.response.start", "status": 200, "headers": raw})
         self._started = True
@@ -119,16 +122,17 @@ class EventStream:
         except Exception:
             log.exception("a stream failed")
             await self._send_error(send, InternalError("an internal error ended this stream"))
-        await _send_end(send)
+        await self._send_end(exchange, send)
 
     async def _send_error(self, send: Send, error: ServingError) -> None:
         STREAMS_BROKEN.inc()
         await _send_frame(send, data_frame(self._errors.event_body(error), event=self._errors.event))
 
+    async def _send_end(self, exchange: Exchange, send: Send) -> None:
+        if self._without_chunks:
+            exchange.end_without_chunks()
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
 
 def _send_frame(send: Send, frame: bytes) -> Awaitable[None]:
     return send({"type": "http.response.body", "body": frame, "more_body": True})
-
-
-def _send_end(send: Send) -> Awaitable[None]:
-    return send({"type": "http.response.body", "body": b"", "more_body": False})

@@ -6,6 +6,9 @@ write, write, … ─▶ held until the loop's next turn, or until much is held 
 from __future__ import annotations
 
 import asyncio
+import fcntl
+import struct
+import termios
 from typing import Any
 
 HELD_BYTES_MAX = 64 * 1024
@@ -13,6 +16,9 @@ HELD_BYTES_MAX = 64 * 1024
 
 UNREAD_SECONDS_MAX = 60.0
 """How long a client may leave the rest of an answer unread once the connection is to be closed."""
+
+READ_BYTES_MIN = 16 * 1024
+"""What a client must read in such a time, or all there is: slow ones are waited for, but hold no place for ever."""
 
 
 class GatheringTransport(asyncio.Transport):
@@ -24,6 +30,7 @@ class GatheringTransport(asyncio.Transport):
         self._loop = loop
         self._held: list[bytes] = []
         self._held_bytes = 0
+        self._look: asyncio.TimerHandle | None = None
 
     def write(self, data: bytes | bytearray | memoryview[Any]) -> None:
         if not self._held:
@@ -45,7 +52,17 @@ class GatheringTransport(asyncio.Transport):
         self._flush()
         self._inner.close()
         if self._inner.get_write_buffer_size():
-            self._loop.call_later(UNREAD_SECONDS_MAX, self._inner.abort)
+            self.abort_unread(UNREAD_SECONDS_MAX)
+
+    def abort_unread(self, seconds: float) -> None:
+        """Abort as soon as its client has not read READ_BYTES_MIN for so long, unless `stop_looking` comes first."""
+        self.stop_looking()
+        self._look = self._loop.call_later(seconds, self._abort_if_unread, self._unread_bytes(), seconds)
+
+    def stop_looking(self) -> None:
+        if self._look is not None:
+            self._look.cancel()
+            self._look = None
 
     def abort(self) -> None:
         self._held.clear()
@@ -68,3 +85,17 @@ class GatheringTransport(asyncio.Transport):
         held, self._held, self._held_bytes = self._held, [], 0
         if held and not self._inner.is_closing():
             self._inner.write(held[0] if len(held) == 1 else b"".join(held))
+
+    def _abort_if_unread(self, before_bytes: int, seconds: float) -> None:
+        if self._unread_bytes() > before_bytes - READ_BYTES_MIN:
+            self.abort()
+        else:
+            self.abort_unread(seconds)
+
+    def _unread_bytes(self) -> int:
+        """Here and in the system's buffer, of which much is read before the connection counts as writable again."""
+        try:
+            there = fcntl.ioctl(self._inner.get_extra_info("socket").fileno(), termios.TIOCOUTQ, bytes(4))
+        except OSError:  # closed meanwhile
+            return 0
+        return self._inner.get_write_buffer_size() + struct.unpack("i", there)[0]

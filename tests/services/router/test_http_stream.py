@@ -147,12 +147,13 @@ async def test_a6_a_client_that_leaves_between_tokens_releases_the_decode_rank(
     await check_nothing_is_left(router, decode, prefill)
 
 
+@pytest.mark.parametrize("stream", [False, True])
 async def test_a6_a_client_that_has_sent_its_next_requests_before_it_leaves_releases_the_decode_rank(
-    router: RouterUnderTest, decode: FakeDecode
+    router: RouterUnderTest, decode: FakeDecode, stream: bool
 ) -> None:
     decode.behaviour = Behaviour(pause_s=0.01)
-    client = await Connection.post(router, {"prompt": SHORT, "stream": True, "max_tokens": 2000}, times=3)
-    await client.reader.readuntil(b"data: ")
+    client = await Connection.post(router, {"prompt": SHORT, "stream": stream, "max_tokens": 2000}, times=3)
+    await until(lambda: decode.live)
     client.leave()
     await until(lambda: decode.seen.cancels)
     await check_nothing_is_left(router, decode)

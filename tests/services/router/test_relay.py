@@ -124,7 +124,7 @@ def _cleaned(value: Any) -> Any:
         return [_cleaned(member) for member in value]
     if not isinstance(value, dict):
         return value
-    names = {"id", "item_id", "created", "created_at"}
+    names = {"id", "item_id", "created", "created_at", "completed_at"}
     return {name: _cleaned(member) for name, member in value.items() if name not in names}
 
 
