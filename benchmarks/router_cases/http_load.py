@@ -1,30 +1,24 @@
 """A client that costs little: keep-alive connections, bodies made beforehand, answers looked at only where they end.
 
-    python -m router_cases.http_load --port P --per-s R --seconds S < request > seconds to each first event
-    python -m router_cases.http_load --port P --connections C --requests N --begin-s T < request > when it ended
+    python -m router_cases.http_load        (a process of `client_processes`, which tells it what to do)
 
-As a process of its own, it does not wait for its turn behind the events of other streams; several of them ask more than
-one core's worth, all from the same moment on.
+As processes of their own, clients do not wait for their turn behind the events of others.
 """
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import json
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, astuple, dataclass
 from itertools import pairwise
-from pathlib import Path
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 import uvloop
 
 from whalepod.core.clock import SYSTEM_CLOCK
 
-PROCESS_START_S = 3.0
-"""Other processes have begun by then, and asked once over each of their connections."""
 HEAD_END, CHUNKS_END, EVENT = b"\r\n\r\n", b"\r\n0\r\n\r\n", b"data: "
 
 
@@ -123,9 +117,30 @@ def _content_length(head: bytes) -> int | None:
     return int(rest.split(b"\r\n")[0]) if found else None
 
 
-async def closed_loop(port: int, request: bytes, *, connections: int, requests: int) -> tuple[list[Answered], float]:
-    """So many requests over so many connections, each sending the next when it has its answer. Answers, and seconds."""
-    opened = await asyncio.gather(*(Connection.open(port) for _ in range(connections)))
+@dataclass(frozen=True, slots=True)
+class Load:
+    """What one client process does. `connections` are opened beforehand.
+
+    closed: so many `requests`, each connection sending the next when it has its answer. streams: one on each
+    connection, all at once. open: so many `requests`, `per_s` a second, whatever has become of those before.
+    """
+
+    kind: Literal["closed", "streams", "open"]
+    port: int
+    connections: int
+    requests: int
+    per_s: float = 0.0
+
+
+async def run_load(load: Load, request: bytes, opened: list[Connection]) -> list[Answered]:
+    if load.kind == "closed":
+        return await closed_loop(opened, request, requests=load.requests)
+    if load.kind == "streams":
+        return await asyncio.gather(*(connection.ask(request) for connection in opened))
+    return await open_loop(opened, request, port=load.port, requests=load.requests, per_s=load.per_s)
+
+
+async def closed_loop(opened: Sequence[Connection], request: bytes, *, requests: int) -> list[Answered]:
     left = requests
     answers: list[Answered] = []
 
@@ -135,17 +150,14 @@ async def closed_loop(port: int, request: bytes, *, connections: int, requests: 
             left -= 1
             answers.append(await connection.ask(request))
 
-    began_s = SYSTEM_CLOCK.monotonic_s()
     await asyncio.gather(*map(work, opened))
-    seconds = SYSTEM_CLOCK.monotonic_s() - began_s
-    for connection in opened:
-        connection.close()
-    return answers, seconds
+    return answers
 
 
-async def open_loop(port: int, request: bytes, *, per_s: float, seconds: float) -> list[Answered]:
-    """A request every 1/`per_s` seconds, whatever has become of those before it."""
-    idle: list[Connection] = []
+async def open_loop(
+    opened: Sequence[Connection], request: bytes, *, port: int, requests: int, per_s: float
+) -> list[Answered]:
+    idle = list(opened)
     answers: list[Answered] = []
 
     async def ask() -> None:
@@ -155,54 +167,11 @@ async def open_loop(port: int, request: bytes, *, per_s: float, seconds: float) 
 
     began_s = SYSTEM_CLOCK.monotonic_s()
     asked: list[asyncio.Task[None]] = []
-    for index in range(int(per_s * seconds)):
+    for index in range(requests):
         await asyncio.sleep(max(0.0, began_s + index / per_s - SYSTEM_CLOCK.monotonic_s()))
         asked.append(asyncio.create_task(ask()))
     await asyncio.gather(*asked)
-    for connection in idle:
-        connection.close()
     return answers
-
-
-async def open_loop_apart(port: int, request: bytes, *, per_s: float, seconds: float) -> list[float]:
-    """The same in another process. Seconds to each answer's first event."""
-    words = ["--port", str(port), "--per-s", str(per_s), "--seconds", str(seconds)]
-    return json.loads(await _told_by_another(words, request))
-
-
-async def closed_loop_apart(
-    port: int, request: bytes, *, connections: int, requests: int, processes: int
-) -> tuple[int, float]:
-    """`closed_loop` shared out among so many other processes. Requests that were answered, and seconds."""
-    begin_s = SYSTEM_CLOCK.monotonic_s() + PROCESS_START_S
-    each = ["--port", str(port), "--begin-s", str(begin_s)]
-    each += ["--connections", str(max(1, connections // processes)), "--requests", str(max(1, requests // processes))]
-    told = await asyncio.gather(*(_told_by_another(each, request) for _ in range(processes)))
-    return max(1, requests // processes) * processes, max(map(float, told)) - begin_s
-
-
-async def _told_by_another(words: Sequence[str], request: bytes) -> str:
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "router_cases.http_load", *words),
-        stdin=asyncio.subprocess.PIPE,
-        stdout=asyncio.subprocess.PIPE,
-        cwd=Path(__file__).parent.parent,
-    )
-    told, _ = await process.communicate(request)
-    if process.returncode:
-        raise RuntimeError("a client's process failed")
-    return told.decode()
-
-
-async def _from_then_on(port: int, request: bytes, *, connections: int, requests: int, begin_s: float) -> float:
-    """When the last of them was answered. Raises RuntimeError if it could not begin in time."""
-    await closed_loop(port, request, connections=connections, requests=connections)
-    wait_s = begin_s - SYSTEM_CLOCK.monotonic_s()
-    if wait_s < 0:
-        raise RuntimeError(f"this process was {-wait_s:.1f} s too late to begin with the others")
-    await asyncio.sleep(wait_s)
-    await closed_loop(port, request, connections=connections, requests=requests)
-    return SYSTEM_CLOCK.monotonic_s()
 
 
 def percentile(values: Sequence[float], percent: float) -> float:
@@ -210,23 +179,27 @@ def percentile(values: Sequence[float], percent: float) -> float:
     return ordered[min(len(ordered) - 1, int(len(ordered) * percent / 100))] if ordered else 0.0
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--port", type=int, required=True)
-    parser.add_argument("--per-s", type=float)
-    parser.add_argument("--seconds", type=float)
-    parser.add_argument("--connections", type=int)
-    parser.add_argument("--requests", type=int)
-    parser.add_argument("--begin-s", type=float)
-    told = vars(parser.parse_args())
-    options = {name: value for name, value in told.items() if value is not None}
-    request = sys.stdin.buffer.read()
-    if "per_s" in options:
-        answers = uvloop.run(open_loop(request=request, **options))
-        sys.stdout.write(json.dumps([one.first_s for one in answers]))
-    else:
-        sys.stdout.write(json.dumps(uvloop.run(_from_then_on(request=request, **options))))
+def order_bytes(load: Load, request: bytes) -> bytes:
+    """What a client process reads first."""
+    return json.dumps({"load": asdict(load), "bytes": len(request)}).encode() + b"\n" + request
+
+
+async def serve_order() -> None:
+    """Reads an order, opens its connections, says so, and begins when it is told to. Its last line: when it began and
+    ended (monotonic seconds of the machine), and its answers."""
+    order = json.loads(sys.stdin.buffer.readline())
+    request = sys.stdin.buffer.read(order["bytes"])
+    load = Load(**order["load"])
+    opened = [await Connection.open(load.port) for _ in range(load.connections)]
+    sys.stdout.write("ready\n")
+    sys.stdout.flush()
+    if not await asyncio.to_thread(sys.stdin.buffer.readline):
+        return
+    began_s = SYSTEM_CLOCK.monotonic_s()
+    answers = await run_load(load, request, opened)
+    told = {"began_s": began_s, "ended_s": SYSTEM_CLOCK.monotonic_s(), "answers": [astuple(one) for one in answers]}
+    sys.stdout.write(json.dumps(told) + "\n")
 
 
 if __name__ == "__main__":
-    main()
+    uvloop.run(serve_order())

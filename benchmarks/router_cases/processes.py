@@ -49,41 +49,41 @@ class Started:
 
 @contextmanager
 def whalepod_router(
-    directory: Path, *, step_ms: float, ranks: int = 2, processes: int = 1, port: int = PORT
+    directory: Path, *, step_ms: float, stubs: int = 2, processes: int = 1, port: int = PORT
 ) -> Generator[Started]:
     """`whalepod router` over stub decode ranks, found through a registry."""
     model = _model_files(directory)
     with ExitStack() as stack:
-        redis = stack.enter_context(benchmark_server(port + 30))
+        redis = stack.enter_context(benchmark_server(port + 9))
         url = f"redis://127.0.0.1:{redis.tcp.port}/0"
-        stubs = [port + 31 + index for index in range(ranks)]
-        for index, stub in enumerate(stubs):
+        ports = [port + 40 + index for index in range(stubs)]
+        for index, stub in enumerate(ports):
             words = ["--index", str(index), "--port", str(stub), "--redis-url", url, "--secret", SECRET]
             stack.enter_context(_running([*_module("router_cases.stub_rank"), *words, "--step-ms", str(step_ms)]))
         words = ["--model", str(model), "--served-model-name", "whale", "--secret", SECRET, "--redis-url", url]
         words += ["--http-port", str(port), "--grpc-port", str(port + 1), "--prefill-replicas", "0"]
         words += ["--max-concurrent-requests", "8192", "--log-level", "error"]
-        admin_port = port + 2
+        admin_port = port + 10
         words += ["--processes", str(processes), "--admin-port", str(admin_port)]
         router = stack.enter_context(_running([*_module("whalepod"), "router", *words]))
         for index in range(processes):
             _wait_for(f"http://127.0.0.1:{admin_port + index}/readyz", router)
-        yield Started(port, psutil.Process(router.pid), stubs)
+        yield Started(port, psutil.Process(router.pid), ports)
 
 
 @contextmanager
-def sglang_router(*, workers: int = 2, port: int = PORT + 40) -> Generator[Started | None]:
+def sglang_router(*, stubs: int = 2, port: int = PORT + 100) -> Generator[Started | None]:
     """The peer over HTTP stubs; None if `make bench-peers` has not fetched it."""
     if not PEERS.is_dir():
         yield None
         return
     with ExitStack() as stack:
-        stubs = [port + 10 + index for index in range(workers)]
-        for worker in stubs:
+        workers = [port + 10 + index for index in range(stubs)]
+        for worker in workers:
             stack.enter_context(_running([*_module("router_cases.http_stub"), "--port", str(worker)]))
             _wait_for(f"http://127.0.0.1:{worker}/health", None)
         arguments = {
-            "worker_urls": [f"http://127.0.0.1:{worker}" for worker in stubs],
+            "worker_urls": [f"http://127.0.0.1:{worker}" for worker in workers],
             "host": "127.0.0.1",
             "port": port,
             "policy": "round_robin",
