@@ -289,7 +289,7 @@ class Engine:
         self._expire()
         self._admit()
         for sequence in list(self._scheduler.holding):
-            if sequence.is_prefill:
+            if sequence.is_prefill and sequence.phase is not Phase.LOADING:  # then it is asked what is stored
                 self._publisher.publish_blocks(sequence)
                 self._try_leave(sequence)
         plan = self._scheduler.plan_step()

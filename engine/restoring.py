@@ -215,6 +215,9 @@ class Restorer:
             available, prompt_tokens=sequence.prompt_tokens, fidelity=fidelity, boundaries=self._boundaries
         )
         assert plan.write_start >= blocks_shared * self._boundaries.block_tokens, "a shared block would be rewritten"
+        root = sequence.request.chain_root
+        if self._transfers is not None and root is not None and sequence.parked is None and sequence.blocks_exact:
+            self._transfers.touch(sequence.hashes[: len(sequence.blocks_exact)], root=root)
         used = {Source.OWN_SNAPSHOT: own_snapshot, Source.TURN_SNAPSHOT: turn_snapshot}.get(plan.source)
         if used is not None:
             assert sequence.slot is not None

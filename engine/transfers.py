@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 
-from whalepod.core.block_keys import RUN_BLOCKS, BlockHash
+from whalepod.core.block_keys import RUN_BLOCKS, BlockHash, block_keys
 from whalepod.core.clock import SYSTEM_CLOCK, Clock, Deadline
 from whalepod.core.ids import RequestId
 from whalepod.core.tracing import span
@@ -47,6 +47,8 @@ from .state_store import (
 
 log = logging.getLogger(__name__)
 
+TOUCHES_MAX = 64
+"""Uses that the store is still to be told of; past this the oldest are not."""
 SEEN_BLOCKS_MAX = 1 << 16
 """Blocks offered to the store that are remembered, to know one that comes back."""
 
@@ -157,6 +159,7 @@ class Transfers:
         self._prefetches: deque[PrefetchJob] = deque()
         self._prefetching = False
         self._unlinks: deque[bytes] = deque()
+        self._touches: deque[tuple[Sequence[BlockHash], BlockHash]] = deque(maxlen=TOUCHES_MAX)
         self._handoff_writes = _Queue(deque())
         self._shared_writes = _Queue(deque())
         self._other_writes = _Queue(deque())
@@ -234,6 +237,12 @@ class Transfers:
         with self._changed:
             self._handoff_writes.remove(lambda write: write.owner == owner)
 
+    def touch(self, hashes: Sequence[BlockHash], *, root: BlockHash) -> None:
+        """The leading blocks of a chain are being used: the store is told when there is nothing else to do."""
+        with self._changed:
+            self._touches.append((hashes, root))
+            self._changed.notify_all()
+
     def unlink(self, key: bytes) -> None:
         """Remove a snapshot that nobody waits for, or that was answered for, some time after what is being written now.
         If it is still queued, it is not written."""
@@ -308,12 +317,17 @@ class Transfers:
             unlinks, self._unlinks = [*self._unlinks, *self._left.take_due()], deque()
             queues = (self._handoff_writes, self._shared_writes, self._other_writes)
             batch = next((batch for queue in queues if (batch := queue.take_batch())), [])
+            touch = self._touches.popleft() if self._touches and not batch else None
             room_freed, self._was_full = self._was_full, False
         if room_freed:
             self._deliver(RoomFreed())
         try:
             if unlinks:
                 self._store.unlink(unlinks, deadline=Deadline.after(self._write_timeout_s, self._clock))
+            if touch is not None:
+                hashes, root = touch
+                deadline = Deadline.after(self._write_timeout_s, self._clock)
+                self._store.touch(block_keys(hashes, root=root), deadline=deadline)
             stored = self._store_batch(batch) if batch else 0
         except Exception:
             log.exception("a write failed: not stored")
@@ -327,7 +341,7 @@ class Transfers:
 
     def _has_writes(self) -> bool:
         queues = (self._handoff_writes, self._shared_writes, self._other_writes)
-        return bool(self._unlinks) or self._left.due or any(queue.writes for queue in queues)
+        return bool(self._unlinks or self._touches) or self._left.due or any(queue.writes for queue in queues)
 
     def _queue_of(self, write: Write) -> _Queue:
         """Of a write that nobody waits for: by whether its block was offered before."""

@@ -29,6 +29,27 @@ FETCHES_NOT_WORTH = Counter(
 NODE_CACHE_EVICTED = Counter("whalepod_kv_node_cache_evicted", "Blocks that made room for others in the node cache.")
 CONNECTIONS_DISCARDED = Counter("whalepod_kv_conn_discarded", "Connections closed in doubt, by reason.", ["reason"])
 
+# From a second to a week, which is the longest that anything is kept.
+_REUSE: Final = (
+    1.0,
+    10.0,
+    60.0,
+    300.0,
+    900.0,
+    3600.0,
+    4 * 3600.0,
+    12 * 3600.0,
+    86400.0,
+    2 * 86400.0,
+    4 * 86400.0,
+    7 * 86400.0,
+)
+
 LOOKUP_SECONDS = Histogram("whalepod_kv_lookup_seconds", "Time of one prefix lookup.", buckets=_SECONDS)
 FETCH_SECONDS = Histogram("whalepod_kv_fetch_seconds", "Time of one fetch, by class.", ["class"], buckets=_SECONDS)
+REUSE_INTERVAL_SECONDS = Histogram(
+    "whalepod_kv_reuse_interval_seconds",
+    "From one use of a stored block to the next, as far as its life is renewed.",
+    buckets=_REUSE,
+)
 STORE_SECONDS = Histogram("whalepod_kv_store_seconds", "Time of one store, by class.", ["class"], buckets=_SECONDS)

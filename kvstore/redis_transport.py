@@ -100,7 +100,7 @@ class RedisTransport:
             if renew:
                 replies = [connection.read_reply(deadline=deadline) for _ in calls]
                 for call, reply in zip(calls, replies, strict=True):
-                    _settle(connection, call, reply, deadline)
+                    _renewed(call, _settle(connection, call, reply, deadline))
 
         self._ask(shard, Lane.DATA, keys, talk, deadline=deadline, value_bytes=value_bytes)
         if strange:
@@ -171,9 +171,10 @@ class RedisTransport:
         if isinstance(reply, ErrorReply) and reply.code == "TRYAGAIN":
             # The slot is on its way to another node and its keys are at both: one by one each is at one.
             each = zip(call.keys, call.arguments, strict=True)
-            replies = [self._run(shard, Lane.CONTROL, ScriptCall(RENEW, [key], [life]), deadline) for key, life in each]
-            return all(isinstance(each, int) for each in replies)
-        return isinstance(reply, int)
+            calls = [ScriptCall(RENEW, [key], [life]) for key, life in each]
+            renewed = [_renewed(call, self._run(shard, Lane.CONTROL, call, deadline)) for call in calls]
+            return all(renewed)
+        return _renewed(call, reply)
 
     def unlink(self, shard: Place, keys: Sequence[bytes], *, deadline: Deadline) -> int:
         answers: list[Reply] = [None] * len(keys)
@@ -275,6 +276,16 @@ def _settle(
 
 def _leads(reply: ErrorReply) -> bool:
     return Redirection.parse(reply) is not None
+
+
+def _renewed(call: ScriptCall, reply: Reply) -> bool:
+    """Whether the server did it. What was left of the lives tells how long the blocks had not been used."""
+    if not isinstance(reply, list):
+        return False
+    for life, left_ms in zip(call.arguments, reply, strict=False):
+        if isinstance(life, bytes) and isinstance(left_ms, int) and 0 <= left_ms <= int(life):
+            metrics.REUSE_INTERVAL_SECONDS.observe((int(life) - left_ms) / 1000)
+    return True
 
 
 def _renewals(renewals: Sequence[Renewal]) -> list[ScriptCall]:

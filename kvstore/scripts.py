@@ -35,18 +35,19 @@ class ScriptCall:
 
 RENEW = Script(
     b"""
-local renewed = 0
+local lives = {}
 for i, key in ipairs(KEYS) do
   local left = redis.call('PTTL', key)
   if left >= 0 and left < tonumber(ARGV[i]) then
     redis.call('PEXPIRE', key, ARGV[i])
-    renewed = renewed + 1
   end
+  lives[i] = left
 end
-return renewed
+return lives
 """
 )
-"""ARGV[i]: milliseconds KEYS[i] should still live. Lengthens a life, never shortens one."""
+"""ARGV[i]: milliseconds KEYS[i] should still live. Lengthens a life, never shortens one. Returns what was left of each
+(-1: it had no end, -2: it is not there)."""
 
 DELETE_IF = Script(
     b"""

@@ -22,6 +22,7 @@ class MemoryStore:
     changed: Callable[[SnapshotValue], SnapshotValue] = lambda value: value
     lives: dict[bytes, float] = field(default_factory=dict)
     calls: list[str] = field(default_factory=list)
+    touched: list[Sequence[BlockKey]] = field(default_factory=list)
 
     def lookup(self, keys: Sequence[BlockKey], *, deadline: Deadline) -> int:
         self.calls.append("lookup")
@@ -42,6 +43,9 @@ class MemoryStore:
         for key, buffer in zip(keys[:count], buffers, strict=False):
             buffer[:] = self.blocks[key.hash][0]
         return Fetched(count, tuple(self.blocks[key.hash][1] for key in keys[:count]))
+
+    def touch(self, keys: Sequence[BlockKey], *, deadline: Deadline) -> None:
+        self.touched.append(keys)
 
     def put_blocks(self, blocks: Sequence[BlockToPut], *, deadline: Deadline) -> int:
         self.calls.append(f"put {len(blocks)}")

@@ -258,6 +258,16 @@ def test_blocks_that_are_on_the_prefill_rank_but_no_longer_stored_are_stored_aga
     assert lost in store.blocks
 
 
+def test_blocks_that_are_on_the_prefill_rank_and_stored_are_not_sent_again() -> None:
+    store = MemoryStore()
+    world = World(store=store)
+    prefill(world, prompt_of(100))
+    store.calls.clear()
+    assert prefill(world, prompt_of(100)).cached_tokens == 64
+    sent = sum(int(call.split()[1]) for call in store.calls if call.startswith("put "))
+    assert sent == 6 - 4, "of six blocks four were restored"
+
+
 @pytest.mark.parametrize("role", ModelRole)
 @pytest.mark.parametrize("fidelity", Fidelity)
 @pytest.mark.parametrize("fault", ["snapshot lost", "snapshot malformed", "block lost", "everything lost"])

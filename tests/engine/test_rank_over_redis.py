@@ -13,10 +13,12 @@ from tests.engine.engine_world import GREEDY, SEEDED, oracle, tiny_model
 from tests.engine.started_rank import AHEAD, StartedRank, tokens_of
 from tests.kvstore.redis_server import RedisServer, redis_binaries
 from tests.kvstore.test_store_faults import until
+from whalepod.core.block_keys import block_key
 from whalepod.core.ids import mint_incarnation
 from whalepod.engine.interface import EngineRequest, FinishReason, Handoff, HandoffEvent, Work
 from whalepod.kvstore.client import KvClient
 from whalepod.kvstore.settings import StoreSettings
+from whalepod.kvstore.store_keys import block_store_key
 from whalepod.model.tensor_layout import ModelRole
 
 OpenRank = Callable[..., StartedRank]
@@ -33,10 +35,10 @@ def redis(tmp_path: Path) -> Iterator[RedisServer]:
 def open_rank(redis: RedisServer) -> Iterator[OpenRank]:
     opened: list[tuple[StartedRank, KvClient]] = []
 
-    def start(role: ModelRole = ModelRole.FULL, **kinds: Any) -> StartedRank:
+    def start(role: ModelRole = ModelRole.FULL, *, touch_interval_s: float = 600.0, **kinds: Any) -> StartedRank:
         model = tiny_model(role)
         client = KvClient(
-            StoreSettings(addresses=(redis.address,)),
+            StoreSettings(addresses=(redis.address,), touch_interval_s=touch_interval_s),
             namespace=model.namespace,
             layout=model.block_layout,
             incarnation=mint_incarnation(),
@@ -71,6 +73,20 @@ def test_a_handoff_through_redis_changes_nothing(role: ModelRole, redis: RedisSe
     assert (end.cached_tokens, end.replayed_tokens) == (48, 0)
     assert tokens_of(after.events(warm)) == oracle(92, SEEDED)
     assert not [key for key in redis.call("KEYS", "*") if key.startswith(b"h:")]
+
+
+@pytest.mark.parametrize("work", [Work.PREFILL, Work.GENERATE])
+def test_a_prefix_that_is_only_ever_used_from_the_device_lives_on_in_redis(
+    work: Work, redis: RedisServer, open_rank: OpenRank
+) -> None:
+    rank = open_rank(touch_interval_s=0.0)
+    request = rank.submit(45, name="x")
+    assert request.chain_root is not None
+    first = block_store_key(block_key(request.block_hashes, 0, root=request.chain_root))
+    rank.end(request)
+    assert until(lambda: redis.call("PEXPIRE", first, 500_000) == 1, within_s=4)
+    assert rank.end(rank.submit(45, name="y", work=work)).cached_tokens == 16
+    assert until(lambda: redis.call("PTTL", first) > 80_000_000, within_s=4)
 
 
 def test_a_request_goes_on_from_its_crash_snapshot_in_redis_which_is_gone_after_its_end(

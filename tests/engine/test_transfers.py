@@ -85,6 +85,25 @@ def test_a_load_brings_the_blocks_after_those_present_up_to_the_first_that_is_mi
     assert loaded.present_stored == 3
 
 
+def test_the_store_is_told_of_uses_after_everything_that_is_to_be_written() -> None:
+    world = _World()
+    keys = _keys(3)
+    world.transfers.touch([key.hash for key in keys], root=keys[0].parent)
+    world.transfers.write(_block(0, None))
+    assert world.transfers.work_on_write(wait=False)
+    assert (world.store.calls, world.store.touched) == (["put 1"], [])
+    world.work()
+    assert world.store.touched == [keys]
+
+
+def test_uses_that_the_store_is_not_told_of_do_not_pile_up() -> None:
+    world = _World()
+    for _ in range(1000):
+        world.transfers.touch([], root=BlockHash(bytes(32)))
+    world.work()
+    assert len(world.store.touched) == 64
+
+
 def test_a_cold_prefix_costs_one_small_read() -> None:
     world = _World()
     world.transfers.load(_job(_keys(200)))

@@ -6,12 +6,13 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from prometheus_client import REGISTRY
 
 from tests.kvstore.conftest import OpenClient, StartServer
 from tests.kvstore.redis_server import RedisServer
 from tests.kvstore.test_store_faults import until
 from tests.kvstore.values import LAYOUT, NAMESPACE, buffers, chain, payload_of, snapshot, soon, to_put
-from whalepod.core.block_keys import RUN_BLOCKS
+from whalepod.core.block_keys import RUN_BLOCKS, BlockKey
 from whalepod.core.clock import SYSTEM_CLOCK
 from whalepod.core.ids import Incarnation, RequestId
 from whalepod.kvstore import pipeline
@@ -143,6 +144,25 @@ def test_a_hit_renews_a_life_and_never_shortens_one(server: RedisServer, open_cl
         assert other.put_blocks(to_put(keys), deadline=soon()) == 2
     assert 3_900_000 < server.call("PTTL", block_store_key(keys[0])) <= 4_000_000
     assert server.call("PTTL", block_store_key(keys[1])) > 80_000_000
+
+
+def test_a_touch_renews_blocks_that_were_used_from_elsewhere_once_in_its_interval(
+    server: RedisServer, open_client: OpenClient
+) -> None:
+    client, other = open_client(server.address), open_client(server.address)
+    keys = chain(20)
+    client.put_blocks(to_put(keys[:19]), deadline=soon())
+
+    def left(key: BlockKey) -> int:
+        server.call("PEXPIRE", block_store_key(key), 1_000_000)
+        other.touch(keys, deadline=soon())
+        return server.call("PTTL", block_store_key(key))
+
+    intervals = REGISTRY.get_sample_value("whalepod_kv_reuse_interval_seconds_count") or 0.0
+    assert left(keys[17]) > 80_000_000
+    assert left(keys[17]) <= 1_000_000, "it was renewed a moment ago"
+    assert server.call("EXISTS", block_store_key(keys[19])) == 0
+    assert REGISTRY.get_sample_value("whalepod_kv_reuse_interval_seconds_count") == intervals + 19
 
 
 def test_a_probe_does_not_renew_a_life(server: RedisServer, open_client: OpenClient) -> None:
