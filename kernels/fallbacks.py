@@ -1,4 +1,4 @@
-"""Where an operation on a GPU runs its plain version: logged once for each reason, and counted."""
+"""Where an operation runs a slower version of itself than the machine has: logged once for each reason, and counted."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ logger = logging.getLogger(__name__)
 _counts: Counter[tuple[str, str]] = Counter()
 
 
-def note_fallback(operation: str, reason: str) -> None:
-    """Say once, and count always, that `operation` runs its reference version because of `reason`."""
+def note_fallback(operation: str, reason: str, *, runs: str = "its reference version") -> None:
+    """Say once, and count always, that `operation` runs what `runs` says because of `reason`."""
     _counts[operation, reason] += 1
     if _counts[operation, reason] == 1:
-        logger.warning("%s runs its reference version: %s", operation, reason)
+        logger.warning("%s runs %s: %s", operation, runs, reason)
 
 
 def fallback_counts() -> dict[tuple[str, str], int]:

@@ -152,7 +152,7 @@ class DecodeGraphs:
             with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
                 logits = self._compute(there, held)
         except RuntimeError as error:
-            note_fallback("decode_graphs", str(error).splitlines()[0])
+            note_fallback("decode_graphs", str(error).splitlines()[0], runs="steps that are not recorded")
             return False
         self._pool = graph.pool()
         while len(self._recordings) >= RECORDINGS_MAX:

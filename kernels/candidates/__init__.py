@@ -63,7 +63,8 @@ def candidate_scores(
     if queries.dtype != torch.bfloat16 or width != 128:
         from whalepod.kernels.packed_index_scores.any_width_kernel import any_width_scores
 
-        note_fallback("candidate_scores", f"queries are {queries.dtype} of {width} channels")
+        reason = f"queries are {queries.dtype} of {width} channels"
+        note_fallback("candidate_scores", reason, runs="its kernel for keys of any width, which is slower")
         scores = any_width_scores(*arguments, **sizes, total=blocks.shape[1] * block)
     else:
         from .triton_kernel import candidate_scores as on_gpu

@@ -50,7 +50,8 @@ def packed_index_scores(
     if queries.dtype != torch.bfloat16 or width != 128:
         from .any_width_kernel import any_width_scores
 
-        note_fallback("packed_index_scores", f"queries are {queries.dtype} of {width} channels")
+        reason = f"queries are {queries.dtype} of {width} channels"
+        note_fallback("packed_index_scores", reason, runs="its kernel for keys of any width, which is slower")
         return any_width_scores(
             queries,
             weights,
