@@ -29,8 +29,8 @@ class RankProber:
         self._channels = Channels(tls)
 
     async def probe(self, rank: RankInfo) -> RankInfo | Liveness:
-        """What the rank of this name says of itself at its address, perhaps as another incarnation; or why it is not
-        to be used."""
+        """What the rank of this name says of itself at its address, perhaps as another incarnation or as one that
+        drains; or why it is not to be used."""
         stub: Any = rank_pb2_grpc.RankServiceStub(self._channels.to(rank.address))
         try:
             answer = await stub.Describe(rank_pb2.DescribeRequest(), timeout=PROBE_TIMEOUT_S)
@@ -43,7 +43,7 @@ class RankProber:
             return Liveness.UNREACHABLE
         if now.rank_id != rank.rank_id:
             return Liveness.UNREACHABLE
-        return Liveness.NOT_SERVING if now.draining else now
+        return now
 
     async def close(self) -> None:
         await self._channels.close()

@@ -58,8 +58,6 @@ class _Setbacks:
     avoid: set[RankId] = field(default_factory=set)
     lost: int = 0
     pause_s: float = FULL_PAUSE_S_FIRST
-    successor: bool = False
-    """A rank that was to take it, or had it, drains: another process takes that one's place."""
     _patience: Deadline | None = None
 
     @property
@@ -71,14 +69,13 @@ class _Setbacks:
 
     def note_progress(self) -> None:
         """Tokens came: the attempt was no failure, whatever becomes of it."""
-        self.lost, self.successor, self._patience = 0, False, None
+        self.lost, self._patience = 0, None
         self.avoid.clear()
 
     def may_try_again(self, error: UnavailableError, legs: Legs, *, retry_max: int) -> bool:
         """Note that an attempt ended so. Whether another is worth making."""
         self.avoid.add(error.rank_id if isinstance(error, PrefillLostError) else legs.decode.rank_id)
         if isinstance(error, CapacityError | DrainingError):
-            self.successor |= isinstance(error, DrainingError)
             return not self.patience.expired
         self.lost += 1
         return self.lost <= retry_max
@@ -194,7 +191,7 @@ class Dispatcher:
         try:
             for number in count(1):
                 try:
-                    wait = setbacks.patience if setbacks.successor else None
+                    wait = setbacks.patience if self._table.awaits_successor() else None
                     rest, legs = await self._placer.place(sent.rest, number, setbacks.avoid, wait=wait)
                 except UnavailableError as error:
                     raise sent.broken_by or error from None

@@ -30,6 +30,9 @@ LOAD_BELIEVED_S = 10.0
 """A load that is older is no news: ranks register every second and say their load with every step. What others have
 given to a rank whose registrations fail is then not known, and it is taken for idle beside what is given to it here."""
 
+SUCCESSOR_S = 30.0
+"""After a rank that drained has gone, another process is expected to take its place for so long."""
+
 
 class RankDirectory(Protocol):
     """Says which ranks exist: the registry, or addresses given on the command line."""
@@ -114,6 +117,9 @@ class RankTable:
         self._reports: dict[RankId, _Report] = {}
         self._said_draining: dict[RankId, Incarnation] = {}
         """By a refusal, which comes before the registration that says it too."""
+        self._drains = False
+        self._drained_at_s: float | None = None
+        """When a decode rank was last known to drain."""
         self._changed = asyncio.Event()
 
     @property
@@ -172,6 +178,7 @@ class RankTable:
         """The rank refused work because it drains, or an operator wants it so. It takes none again: what comes in its
         place is another process."""
         self._said_draining[info.rank_id] = info.incarnation
+        self._note_drains()
 
     def readmit(self, info: RankInfo) -> None:
         """It takes work after all, unless it says itself that it drains."""
@@ -183,7 +190,19 @@ class RankTable:
 
     def wake(self) -> None:
         """The directory's ranks changed."""
+        self._note_drains()
         self._changed.set()
+
+    def awaits_successor(self) -> bool:
+        """Whether a decode rank drains, or did so before it went lately: another process takes its place."""
+        self._note_drains()
+        return self._drained_at_s is not None and self._clock.monotonic_s() - self._drained_at_s < SUCCESSOR_S
+
+    def _note_drains(self) -> None:
+        drained = self._drains
+        self._drains = any(info.role is RankRole.DECODE and not self.takes_work(info) for info in self.ranks.values())
+        if drained or self._drains:
+            self._drained_at_s = self._clock.monotonic_s()
 
     async def wait_for_change(self, deadline: Deadline) -> None:
         """Returns after the next change of the directory's ranks, or at the deadline."""

@@ -151,6 +151,47 @@ async def test_who_is_given_back_by_every_rank_waits_for_their_successors_longer
         assert ids == expected_ids(SHORT, 9)
 
 
+async def test_who_is_lost_by_a_rank_that_drains_waits_for_its_successor_too(
+    model_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both are told to stop; one is killed before it has given back what it has, the other takes nothing more."""
+    monkeypatch.setattr(router_parts, "Patience", lambda **_: Patience(lost_s=0.0))
+    ranks = [FakeDecode(f"decode-{index}", Behaviour(step=asyncio.Event())) for index in range(2)]
+    async with running_router(model_dir, ranks, prefill_replicas=0) as router:
+        asking = asyncio.create_task(streamed(router, prompt=SHORT, max_tokens=9))
+        await until(lambda: any(rank.live for rank in ranks))
+        killed = next(rank for rank in ranks if rank.live)
+        for rank in ranks:
+            rank.server.draining = True
+        router.directory.on_change()
+        killed.behaviour = Behaviour()
+        await killed.server.kill()
+        await until(lambda: killed.server.rank_id not in router.directory.ranks)
+        killed.server.draining = False
+        await killed.server.restart()
+        ids, _ = await asking
+        assert ids == expected_ids(SHORT, 9)
+
+
+async def test_who_comes_while_every_rank_drains_waits_for_a_successor(
+    model_dir: Path, decode: FakeDecode, prefill: FakePrefill, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As who came just before does."""
+    monkeypatch.setattr(router_parts, "Patience", lambda **_: Patience(first_s=0.0))
+    async with running_router(model_dir, [decode, prefill]) as router:
+        decode.server.draining = True
+        router.directory.on_change()
+        asking = [asyncio.create_task(streamed(router, prompt=SHORT, max_tokens=9))]
+        await until(lambda: router.front.admission.running == 1)
+        await decode.server.kill()
+        router.directory.report_lost(decode.server.rank_id, decode.server.info().incarnation)
+        asking.append(asyncio.create_task(streamed(router, prompt=SHORT, max_tokens=9)))
+        await until(lambda: router.front.admission.running == 2)
+        decode.server.draining = False
+        await decode.server.restart()
+        assert [ids for ids, _ in await asyncio.gather(*asking)] == 2 * [expected_ids(SHORT, 9)]
+
+
 async def test_a_rank_that_loses_a_request_again_and_again_is_given_up_when_nothing_comes(model_dir: Path) -> None:
     ranks = [FakeDecode("decode-0", Behaviour(die_after_tokens=0)), FakeDecode("decode-1")]
     ranks[1].behaviour.gone_after_tokens = 2
