@@ -68,7 +68,7 @@ def canary(
         bool, typer.Option("--images", help="Compare conversations with images, each asked twice.")
     ] = False,
     api_key: ApiKey = None,
-    metrics_port: Annotated[int, typer.Option(min=1, max=65535, help="With --every: where /metrics is.")] = 9400,
+    metrics_port: Annotated[int, typer.Option(min=1, max=65535, help="With --every: where /metrics is.")] = 9500,
 ) -> None:
     """Compare the cluster that serves here, or a small one of its own, with one process that has no store and drafts
     nothing.

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 
 from whalepod.core.clock import Clock
 
+from . import caretaker_metrics as metrics
 from .eviction import KEYS_A_MINUTE_MIN, KEYS_SHARE_A_MINUTE, bytes_by_owner, plan_eviction, plan_quotas
 from .faults import FaultReason, StoreFault
 from .purge_watch import EPOCH_KEY
@@ -69,6 +70,7 @@ class Caretaker:
         self._allowance: dict[StoreAddress, float] = {}
         self._allowed_at_s: dict[StoreAddress, float] = {}
         self._swept_at_s: dict[StoreAddress, float] = {}
+        self._lag_bytes: dict[StoreAddress, int] = {}
         self.removed = 0
         """Blocks removed by eviction and quotas so far."""
 
@@ -91,6 +93,18 @@ class Caretaker:
             fragmentation=max((info.fragmentation for info in infos), default=0.0),
             owners=bytes_by_owner(values),
         )
+
+    def show(self) -> None:
+        """Tell operators what `stats` says."""
+        stats = self.stats()
+        for kind, count in (("block", stats.blocks), ("image", stats.images), ("snapshot", stats.snapshots)):
+            metrics.STORED_VALUES.labels(kind).set(count)
+        metrics.STORED_BYTES.labels("block").set(stats.block_bytes)
+        metrics.STORED_BYTES.labels("image").set(stats.image_bytes)
+        metrics.MEMORY_BYTES.set(stats.memory_bytes_used)
+        metrics.MEMORY_MAX_BYTES.set(stats.memory_bytes_max)
+        metrics.FRAGMENTATION.set(stats.fragmentation)
+        metrics.show_owners(stats.owners)
 
     def blocks(self) -> list[StoredBlock]:
         """All of them and the rows of images, as their headers say."""
@@ -129,6 +143,7 @@ class Caretaker:
             except StoreFault as lost:
                 fault = lost
         self.removed += removed
+        metrics.EVICTOR_LAG_BYTES.set(sum(self._lag_bytes.values()))
         if fault is not None:
             raise fault
         return removed
@@ -146,26 +161,37 @@ class Caretaker:
             return 0
         self._sweep_handoffs(admin)
         info = parse_info(self._info(admin))
+        self._lag_bytes[admin.address] = 0
         full = info.memory_bytes_max and info.memory_bytes_used > EVICT_HIGH * info.memory_bytes_max
         if self._quota_bytes is None and not (evict and full):
             return 0
         blocks = admin.blocks()
         keys_max = self._keys_allowed(admin.address, len(blocks))
-        doomed = plan_quotas(blocks, quota_bytes=self._quota_bytes, keys_max=keys_max)
+        above_quota = plan_quotas(blocks, quota_bytes=self._quota_bytes, keys_max=keys_max)
+        evicted: list[StoredBlock] = []
         if evict and full:
-            gone = {block.key for block in doomed}
+            gone = {block.key for block in above_quota}
             excess = info.memory_bytes_used - int(EVICT_LOW * info.memory_bytes_max)
-            excess -= sum(block.value_bytes for block in doomed)
+            excess -= sum(block.value_bytes for block in above_quota)
             left = [block for block in blocks if block.key not in gone]
-            doomed += plan_eviction(
+            evicted = plan_eviction(
                 left,
                 bytes_to_free=excess,
-                keys_max=keys_max - len(doomed),
+                keys_max=keys_max - len(above_quota),
                 # A run of 16 blocks is on one server, and the next of its chain may be on another.
                 parents_elsewhere={block.parent for other in others for block in other.blocks()},
             )
-        self._allowance[admin.address] -= len(doomed)
-        return admin.unlink(block.key for block in doomed)
+            self._lag_bytes[admin.address] = max(0, excess - sum(block.value_bytes for block in evicted))
+        self._allowance[admin.address] -= len(above_quota) + len(evicted)
+        return self._removed(admin, above_quota, "quota") + self._removed(admin, evicted, "evicted")
+
+    def _removed(self, admin: StoreAdmin, doomed: Sequence[StoredBlock], reason: str) -> int:
+        removed = admin.unlink(block.key for block in doomed)
+        metrics.REMOVED.labels(reason).inc(removed)
+        for block in doomed:
+            age_s = (self._clock.unix_ms() - block.created_unix_ms) / 1000
+            metrics.REMOVED_AGE_SECONDS.labels(reason).observe(max(0.0, age_s))
+        return removed
 
     def _keys_allowed(self, address: StoreAddress, keys: int) -> int:
         """So many keys a minute, saved up for a minute at most."""

@@ -34,6 +34,7 @@ class StoredBlock:
     writer: int
     value_bytes: int
     left_ms: int
+    created_unix_ms: int = 0
 
     @property
     def is_image(self) -> bool:
@@ -141,4 +142,5 @@ def _stored(key: bytes, header: Header, value_bytes: int, left_ms: int) -> Store
         writer=header.writer,
         value_bytes=value_bytes,
         left_ms=left_ms,
+        created_unix_ms=header.created_unix_ms,
     )

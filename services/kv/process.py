@@ -12,8 +12,9 @@ from collections.abc import Callable
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
+from prometheus_client import start_http_server
 
-from whalepod.cluster.config import ClusterConfig, join_address
+from whalepod.cluster.config import METRICS_PORT_OFFSET, ClusterConfig, join_address
 from whalepod.cluster.fault_switch import FaultServicer
 from whalepod.cluster.grpc_options import server_options
 from whalepod.cluster.peer_tls import PeerTls
@@ -57,6 +58,12 @@ async def run_kv_service(
     server = _server(servicer, join_address(config.host, config.kv.port), PeerTls.of(config.tls))
     if config.fault_injection:
         FaultServicer("kv", None, secret=config.cluster_secret(), clock=clock).register(server)
+    try:
+        pages, _ = start_http_server(config.kv.port + METRICS_PORT_OFFSET, addr=config.host)
+    except OSError as error:
+        raise ConfigError(
+            f"the kv service's metrics cannot listen on port {config.kv.port + METRICS_PORT_OFFSET}: {error}"
+        ) from None
     await server.start()
     tending = asyncio.create_task(servicer.tend_forever(), name="kv-tending")
     log.info("kv service is listening", extra={"address": join_address(config.host, config.kv.port)})
@@ -67,6 +74,8 @@ async def run_kv_service(
     finally:
         await cancel_and_wait(tending)
         await server.stop(GRACE_S)
+        pages.shutdown()
+        pages.server_close()
         await servicer.close()
         await registry.aclose()
 

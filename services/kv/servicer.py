@@ -26,6 +26,8 @@ from whalepod.rpc.kv.v1 import kv_pb2, kv_pb2_grpc
 log = logging.getLogger(__name__)
 
 TEND_EVERY_S = 2.0
+SHOW_EVERY_S = 60.0
+"""It looks at every block."""
 NAMESPACE_BYTES = 16
 
 T = TypeVar("T")
@@ -91,10 +93,14 @@ class KvServicer(kv_pb2_grpc.KvServiceServicer):
     async def tend_forever(self) -> None:
         """Purges that routers were asked for, quotas and eviction, again and again. A store that does not answer is
         asked again."""
+        shown_at_s = float("-inf")
         while True:
             try:
                 await self._finish_purges()
                 await self._run(lambda: self._caretaker.tend(evict=self._evict))
+                if self._clock.monotonic_s() - shown_at_s >= SHOW_EVERY_S:
+                    shown_at_s = self._clock.monotonic_s()
+                    await self._run(self._caretaker.show)
             except UnavailableError as error:
                 log.warning("the store cannot be looked after: %s", error)
             await asyncio.sleep(TEND_EVERY_S)

@@ -159,6 +159,7 @@ KV: Rows = {
             },
         ),
         Panel("Rows computed again", "ops", {_rate("whalepod_rank_replayed_tokens_total", "job"): "replayed"}),
+        Panel("From one use of a block to the next", "s", _seconds("whalepod_kv_reuse_interval_seconds")),
         Panel("Not worth reading", "ops", {_rate("whalepod_kv_fetch_not_worth_total", "job"): "left out"}),
     ),
     "Speed": (
@@ -202,6 +203,22 @@ KV: Rows = {
             _rate("whalepod_kv_conn_discarded_total", "reason"): "{{reason}}",
             _rate("whalepod_kv_suspect_total", "shard"): "suspected: {{shard}}",
         }),
+    ),
+    "What is stored (told by the KV service)": (
+        Panel("Values", "short", {"max by (kind) (whalepod_kv_stored_values{$here})": "{{kind}}"}),
+        Panel("Bytes", "bytes", {"max by (kind) (whalepod_kv_stored_bytes{$here})": "{{kind}}"}),
+        Panel("Tenants who have most", "bytes", {
+            "topk(10, max by (owner) (whalepod_kv_owner_bytes{$here}))": "{{owner}}",
+        }),
+        Panel("Memory of the servers", "percentunit", {
+            "max(whalepod_kv_memory_bytes{$here}) / max(whalepod_kv_memory_max_bytes{$here} > 0)": "in use",
+        }),
+        Panel("Fragmentation of the worst server", "short", {
+            "max(whalepod_kv_fragmentation_ratio{$here})": "ratio",
+        }),
+        Panel("Removed blocks", "ops", {_rate("whalepod_kv_removed_total", "reason"): "{{reason}}"}),
+        Panel("Still to be evicted", "bytes", {"max(whalepod_kv_evictor_lag_bytes{$here})": "above the low mark"}),
+        Panel("Age of removed blocks", "s", _seconds("whalepod_kv_removed_age_seconds", "reason")),
     ),
 }  # fmt: skip
 

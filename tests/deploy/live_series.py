@@ -155,9 +155,10 @@ def label_values_max(server: Prometheus) -> int:
     return max(map(len, values.values()))
 
 
-def targets_of(cluster: ServedCluster, vision_port: int, canary_port: int) -> dict[str, str]:
+def targets_of(cluster: ServedCluster, vision_port: int, canary_port: int, kv_port: int) -> dict[str, str]:
     config = cluster.config
     targets = {f"127.0.0.1:{config.router.http_port}": "", f"127.0.0.1:{canary_port}": ""}
+    targets[f"127.0.0.1:{kv_port + METRICS_PORT_OFFSET}"] = ""
     first = {"prefill": config.prefill.port, "decode": config.decode.port}
     ports = {name: [port, port + 1] for name, port in first.items()} | {"vision": [vision_port]}
     return targets | {
@@ -177,17 +178,30 @@ def running_canary(cluster: ServedCluster, port: int) -> Generator[None]:
         process.wait(30)
 
 
+@contextmanager
+def running_kv_service(cluster: ServedCluster, port: int) -> Generator[None]:
+    words = [sys.executable, "-m", "whalepod", "kv", "serve", "--kv-port", str(port)]
+    words += ["--redis-port", str(cluster.config.redis_port), "--log-level", "warning"]
+    process = subprocess.Popen(words, env=cluster.environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        yield
+    finally:
+        process.terminate()
+        process.wait(30)
+
+
 def figures(directory: Path, console: Console) -> dict[str, int]:
     """Raises CalledProcessError on rules that promtool refuses."""
     check_rules(directory)
     flags = ["--decode-replicas", "2", "--decode-expert-parallel", "--vision-replicas", "1"]
     flags += ["--prefill-context-parallel", "2", "--prefill-context-parallel-rows-min", "16"]
-    vision_port, canary_port = 24_900, free_port()
+    vision_port, kv_port, canary_port = 24_900, 24_950, free_port()
     flags += ["--vision-port", str(vision_port), "--log-level", "warning"]
     with (
         served_cluster(directory, *flags, prefill_ranks=2) as cluster,
         running_canary(cluster, canary_port),
-        running_prometheus(directory, targets_of(cluster, vision_port, canary_port)) as server,
+        running_kv_service(cluster, kv_port),
+        running_prometheus(directory, targets_of(cluster, vision_port, canary_port, kv_port)) as server,
     ):
         asyncio.run(send_load(cluster))
         _wait_for(server, "whalepod_canary_rounds_total and on () whalepod:completion_tokens:rate5m > 0")

@@ -220,7 +220,7 @@ def test_ports_probes_and_names_are_those_of_the_processes(values: dict[str, Any
                 assert container[probe]["httpGet"]["path"] in READS
             continue
         if template.role == "kv":
-            assert ports == {"grpc": config.kv.port}
+            assert ports == {"grpc": config.kv.port, "metrics": config.kv.port + METRICS_PORT_OFFSET}
         else:
             own = config.pool(template.role).port
             direct = {"direct": own + DIRECT_PORT_OFFSET} if template.role == "prefill" and config.serves_direct else {}

@@ -143,7 +143,8 @@ def test_prometheus_of_the_compose_file_asks_the_processes_where_they_listen() -
     targets = {target for job in scraped for group in job["static_configs"] for target in group["targets"]}
     config = config_of_service(OURS["router"])
     ranks = {f"{name}:{config.pool(name).port + METRICS_PORT_OFFSET}" for name in ("prefill", "decode")}
-    assert targets == {f"router:{config.router.admin_port}"} | ranks
+    own = {f"router:{config.router.admin_port}", f"kv:{config.kv.port + METRICS_PORT_OFFSET}"}
+    assert targets == own | ranks
 
 
 def test_the_compose_files_redis_is_accepted_by_processes(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from prometheus_client import REGISTRY
 
 from tests.kvstore.conftest import OpenClient, StartServer
 from tests.kvstore.redis_server import RedisServer
@@ -145,8 +146,10 @@ def test_an_almost_full_server_is_relieved_from_the_ends(start_server: StartServ
     care._allowance[server.address] = 1000.0
     care._keys_allowed = lambda address, keys: 1000  # type: ignore[method-assign]
     assert care.tend(evict=False) == 0
+    before = REGISTRY.get_sample_value("whalepod_kv_removed_total", {"reason": "evicted"}) or 0.0
     removed = care.tend(evict=True)
     assert removed > 0
+    assert REGISTRY.get_sample_value("whalepod_kv_removed_total", {"reason": "evicted"}) == before + removed
     assert until(lambda: server.call("INFO", "memory")["used_memory"] < 0.84 * 8 * 2**20, within_s=2)
     held = [fetch(client, chain(16, salt=bytes([salt]))) for salt in range(number)]
     assert sum(held) == 16 * number - removed

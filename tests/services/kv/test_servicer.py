@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import urllib.request
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 
@@ -11,9 +12,10 @@ import pytest
 import redis.asyncio as aioredis
 
 from tests.cluster.conftest import free_port
+from tests.kvstore.test_store_faults import until
 from tests.kvstore.values import LAYOUT, NAMESPACE, chain, soon, to_put
 from tests.own_ports import with_own_ports
-from whalepod.cluster.config import ClusterConfig
+from whalepod.cluster.config import METRICS_PORT_OFFSET, ClusterConfig
 from whalepod.cluster.embedded_redis import EmbeddedRedis, EmbeddedRedisSettings
 from whalepod.cluster.liveness import HealthProber, Liveness
 from whalepod.cluster.purge_epochs import PurgeEpochs, raise_epoch
@@ -55,13 +57,33 @@ def store(config: ClusterConfig, tenant: str, *, blocks: int) -> None:
     client.close()
 
 
-async def test_f29_stats_and_purges_are_served_with_health() -> None:
+def metrics_page(config: ClusterConfig, *, blocks: int) -> str:
+    """Once it shows so many."""
+    pages: list[str] = []
+
+    def told() -> bool:
+        with urllib.request.urlopen(f"http://127.0.0.1:{config.kv.port + METRICS_PORT_OFFSET}/metrics") as page:
+            pages.append(page.read().decode())
+        return f'whalepod_kv_stored_values{{kind="block"}} {blocks}.0' in pages[-1]
+
+    assert until(told, within_s=10)
+    return pages[-1]
+
+
+async def test_f29_stats_and_purges_are_served_with_health(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(servicer, "TEND_EVERY_S", 0.05)
+    monkeypatch.setattr(servicer, "SHOW_EVERY_S", 0.0)
     async with serving() as (stub, config):
         await asyncio.to_thread(store, config, "one", blocks=5)
         await asyncio.to_thread(store, config, "other", blocks=2)
         stats = await stub.GetStats(kv_pb2.GetStatsRequest())
         assert stats.blocks == 7
         assert {usage.owner for usage in stats.owners} == {owner_tag("one"), owner_tag("other")}
+        page = await asyncio.to_thread(metrics_page, config, blocks=7)
+        assert (
+            f'whalepod_kv_owner_bytes{{owner="{owner_tag("one"):016x}"}} {5 * (LAYOUT.payload_bytes + 256)}.0' in page
+        )
+        assert "whalepod_kv_memory_max_bytes 6.7108864e+07" in page
         purged = await stub.Purge(kv_pb2.PurgeRequest(tenant="one"))
         assert purged.keys_removed == 5
         assert (await stub.GetStats(kv_pb2.GetStatsRequest())).blocks == 2
