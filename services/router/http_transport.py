@@ -50,6 +50,8 @@ class GatheringTransport(asyncio.Transport):
 
     def close(self) -> None:
         self._flush()
+        if self._inner.is_closing():
+            return
         self._inner.close()
         if self._inner.get_write_buffer_size():
             self.abort_unread(UNREAD_SECONDS_MAX)

@@ -5,13 +5,17 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
+import ssl
 from collections.abc import AsyncGenerator
 from contextlib import suppress
+from pathlib import Path
 
 import pytest
 
+from tests.cluster.certificates import Authority
 from tests.services.router.fake_ranks import Behaviour, FakeDecode
 from tests.services.router.router_under_test import RouterUnderTest, serving, until
+from whalepod.cluster.tls import ServerTls
 from whalepod.services.router import http_body, http_protocol, http_transport
 from whalepod.services.router.http_headers import HEADER_BYTES_MAX
 from whalepod.services.router.http_protocol import BoundedHttpProtocol
@@ -231,3 +235,26 @@ async def test_a_client_that_reads_slowly_gets_all_of_its_answer(monkeypatch: py
                 told.append(piece)
     assert b"".join(told).count(b"x") > 2 << 17
     assert told[-1].endswith(b"0\r\n\r\n")
+
+
+async def test_a_client_that_leaves_over_tls_ends_its_answer(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    ended = asyncio.Event()
+
+    async def endless() -> AsyncGenerator[bytes, None]:
+        try:
+            while True:
+                await asyncio.sleep(0.01)
+                yield b"x"
+        finally:
+            ended.set()
+
+    authority = Authority(tmp_path, "authority")
+    pair = authority.issue("router")
+    trusting = ssl.create_default_context(cafile=str(authority.pem))
+    async with serving(EventStream(b"x", endless()), tls=ServerTls(cert_file=pair.cert, key_file=pair.key)) as port:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port, ssl=trusting)
+        writer.write(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n")
+        await reader.readuntil(b"\r\n\r\n")
+        writer.close()
+        await until(ended.is_set)
+    assert "Traceback" not in caplog.text
