@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 import httptools
-from starlette.types import Scope
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
@@ -151,7 +151,11 @@ class BoundedHttpProtocol(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         self._in_head = False
         self._stop_waiting()
+        app = self.app
+        if self.expect_100_continue:
+            self.app = _last_if_body_is_not_wanted(app)  # pyright: ignore[reportArgumentType]  of starlette, one thing
         super().on_headers_complete()
+        self.app = app
         exchange = Exchange(self.cycle, self.flow, self._gathering)
         self.scope["extensions"] = {_EXTENSION: {"exchange": exchange}}  # before the application is called
         self._unanswered().append(exchange)
@@ -208,3 +212,25 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             if not answered:
                 self.transport.write(_REFUSAL % (status, len(status) + 1, status))
             self.transport.close()
+
+
+def _last_if_body_is_not_wanted(app: ASGIApp) -> ASGIApp:
+    """The application for a request that waits until its body is wanted. If it is answered instead, the connection
+    ends with the answer: the client may send the body or not, and what came next could be either."""
+
+    async def serve(scope: Scope, receive: Receive, send: Send) -> None:
+        wanted = False
+
+        async def receive_wanted() -> Message:
+            nonlocal wanted
+            wanted = True
+            return await receive()
+
+        async def send_last(message: Message) -> None:
+            if message["type"] == "http.response.start" and not wanted:
+                message = {**message, "headers": [*message.get("headers", ()), (b"connection", b"close")]}
+            await send(message)
+
+        await app(scope, receive_wanted, send_last)
+
+    return serve

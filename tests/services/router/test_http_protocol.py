@@ -189,6 +189,20 @@ async def test_an_offer_of_another_protocol_is_passed_over_and_the_body_is_read(
     assert told.endswith(ALIVE)
 
 
+@pytest.mark.parametrize("header", ["content-length: 99999999999", "content-type: text/html\r\ncontent-length: 9"])
+async def test_who_is_refused_before_its_body_is_wanted_is_not_waited_for(router: RouterUnderTest, header: str) -> None:
+    head = f"POST /v1/completions HTTP/1.1\r\nhost: x\r\nexpect: 100-continue\r\n{header}\r\n\r\n"
+    told = await answer_to(router, head.encode())
+    assert told.startswith("HTTP/1.1 41")
+    assert "connection: close" in told
+
+
+async def test_who_waits_until_its_body_is_wanted_is_told_so_and_may_ask_again(router: RouterUnderTest) -> None:
+    told = await answer_to(router, asking(headers="expect: 100-continue") + LAST)
+    assert told.startswith("HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 200 OK")
+    assert told.endswith(ALIVE)
+
+
 async def test_a_client_of_http_1_0_gets_a_stream_without_chunks(router: RouterUnderTest) -> None:
     head, _, told = (await answer_to(router, asking(version="1.0", stream=True))).partition("\r\n\r\n")
     assert "transfer-encoding" not in head
