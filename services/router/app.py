@@ -46,7 +46,7 @@ from .http_errors import (
     json_response,
     plain_error_response,
 )
-from .http_headers import REQUEST_ID_HEADER, SESSION_HEADER, HeaderMiddleware
+from .http_headers import REQUEST_ID_HEADER, SESSION_HEADER, HeaderMiddleware, wanted_rank
 from .http_protocol import Exchange
 from .http_stream import EventStream, Outlet, until_disconnect
 from .openapi import openapi_document
@@ -200,6 +200,7 @@ class HttpFront:
                     principal,
                     traceparent=record.traceparent,
                     session=request.headers.get(SESSION_HEADER),
+                    wanted_rank=wanted_rank(request.headers, self._front.table.decode_ranks),
                 )
                 record.follow(caller.state)
                 exchange = Exchange.of(request.scope)

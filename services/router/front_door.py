@@ -13,7 +13,7 @@ from whalepod.core.block_keys import BlockHash, chain_root, derive_block_hashes
 from whalepod.core.clock import SYSTEM_CLOCK, Clock, Deadline
 from whalepod.core.credentials import ClusterSecret
 from whalepod.core.errors import ContextLengthError, InvalidFieldError, ModelNotFoundError, UnavailableError
-from whalepod.core.ids import mint_request_id
+from whalepod.core.ids import RankId, mint_request_id
 from whalepod.core.tracing import span
 from whalepod.engine.images import RequestImage, block_extras
 from whalepod.engine.interface import Fidelity
@@ -69,6 +69,8 @@ class Caller:
     traceparent: str = ""
     session: str | None = None
     """The client's name for a conversation: its turns are best served where its state is."""
+    wanted_rank: RankId | None = None
+    """The decode rank that the client has named."""
     state: RequestState = field(default_factory=RequestState)
     """Moves as the request does."""
 
@@ -118,11 +120,12 @@ class FrontDoor:
         timeout_s: float | None = None,
         traceparent: str = "",
         session: str | None = None,
+        wanted_rank: RankId | None = None,
     ) -> Caller:
         """A caller whose request arrives now. A client's own deadline only ever shortens ours."""
         limit_s = self.model.request_timeout_s
         deadline = Deadline.after(limit_s if timeout_s is None else min(limit_s, timeout_s), self.clock)
-        return Caller(principal, self.clock.monotonic_s(), deadline, traceparent, session or None)
+        return Caller(principal, self.clock.monotonic_s(), deadline, traceparent, session or None, wanted_rank)
 
     def check_model(self, name: str | None) -> None:
         """Raises ModelNotFoundError unless `name` is unset or the served model's."""
@@ -203,6 +206,7 @@ class FrontDoor:
             stored_tokens=min(stored_blocks * self.model.block_tokens, len(prompt_ids) - 1),
             traceparent=caller.traceparent,
             session=(caller.principal.tenant, caller.session[:SESSION_CHARS_MAX]) if caller.session else None,
+            wanted_rank=caller.wanted_rank,
             images=pictures,
         )
         return [branch(job, index) for index in range(choices)]

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from whalepod.cluster.registration import RankInfo
 from whalepod.core.errors import InvalidFieldError
-from whalepod.core.ids import mint_request_id
+from whalepod.core.ids import RankId, mint_request_id
 
 from .http_errors import HeadersTooLargeError, error_response
 
@@ -16,6 +17,8 @@ REQUEST_ID_BYTES_MAX = 256
 HEADER_BYTES_MAX = 64 * 1024
 """All names and values of a request together."""
 SESSION_HEADER = "x-session-id"
+RANK_HEADER = "x-data-parallel-rank"
+"""vLLM's: which decode rank is to serve the request, by its number."""
 SINGLE_HEADERS = frozenset({"authorization", "x-api-key", "x-tenant-id", "origin", "sec-fetch-site"})
 """What says who asks. A proxy that sets `x-tenant-id` may pass on a client's `x_tenant_id` beside it: of two values
 neither can be believed."""
@@ -56,6 +59,18 @@ class HeaderMiddleware:
             return send(message)
 
         await self._app({**scope, "headers": list(headers.items())}, receive, send_with_id)
+
+
+def wanted_rank(headers: Mapping[str, str], decode_ranks: Callable[[], Sequence[RankInfo]]) -> RankId | None:
+    """The decode rank that a request names; None: any. Raises InvalidFieldError if there is none of that number among
+    those usable now."""
+    value = headers.get(RANK_HEADER)
+    if not value:
+        return None
+    rank, usable = RankId(f"decode-{value}"), [one.rank_id for one in decode_ranks()]
+    if usable and rank not in usable:
+        raise InvalidFieldError(RANK_HEADER, f"{RANK_HEADER} must be the number of one of {', '.join(sorted(usable))}")
+    return rank
 
 
 def given_twice(name: str) -> InvalidFieldError:

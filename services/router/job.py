@@ -42,6 +42,8 @@ class Job:
     traceparent: str = ""
     session: tuple[str, str] | None = None
     """Tenant and the client's name for the conversation."""
+    wanted_rank: RankId | None = None
+    """The decode rank that the client has named."""
     priority: int = 0
     """Smaller goes first."""
     branch: int = 0

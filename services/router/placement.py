@@ -114,6 +114,8 @@ class PlacementRequest:
     fidelity: Fidelity
     avoid: Collection[RankId] = ()
     hot_rank: RankId | None = None
+    wanted_rank: RankId | None = None
+    """The client has named its decode rank: it is taken while it can hold the request."""
     beside: Placement | None = None
     turn: int = 0
 
@@ -156,8 +158,10 @@ def plan_placement(
     helpers = _usable(prefill, request, tokens=request.prompt_tokens)
     if request.beside is not None and _still_there(request.beside, able, helpers):
         return request.beside
-    decode_rank = _choose_decode(able, request, policy=rules.policy, rng=rng)
-    local_rank = _shortest_prompt_queue(able, decode_rank) if rules.policy is Policy.KV else decode_rank
+    wanted = next((rank for rank in able if rank.rank_id == request.wanted_rank), None)
+    decode_rank = wanted or _choose_decode(able, request, policy=rules.policy, rng=rng)
+    may_choose = wanted is None and rules.policy is Policy.KV
+    local_rank = _shortest_prompt_queue(able, decode_rank) if may_choose else decode_rank
     if not helpers or not _worth_it(request, local_rank, helpers, rules=rules, costs=costs):
         return Placement(decode=local_rank.rank_id, prefill=None)
     prefill_rank = _choose_prefill(helpers, request, policy=rules.policy, rng=rng)

@@ -123,6 +123,7 @@ class Placer:
                     fidelity=job.fidelity,
                     avoid=avoid,
                     hot_rank=self._hot.find(session=job.session, hashes=job.block_hashes),
+                    wanted_rank=job.wanted_rank,
                     beside=beside,
                     turn=self._turn,
                 ),

@@ -47,6 +47,21 @@ async def test_a_decode_rank_that_refuses_is_replaced_by_another(
         await check_nothing_is_left(router, *ranks, prefill)
 
 
+async def test_a_header_names_the_decode_rank_and_one_that_is_not_there_is_refused(model_dir: Path) -> None:
+    ranks = [FakeDecode(f"decode-{index}") for index in range(3)]
+    async with running_router(model_dir, ranks, prefill_replicas=0) as router:
+        body = {"prompt": SHORT, "max_tokens": 2}
+        for name in ("X-data-parallel-rank", "x_data_parallel_rank"):
+            for _ in range(4):
+                assert (await router.http.post("/v1/completions", json=body, headers={name: "1"})).is_success
+        assert [len(rank.seen.starts) for rank in ranks] == [0, 8, 0]
+        for value in ("3", "-1", "one"):
+            refused = await router.http.post("/v1/completions", json=body, headers={"X-Data-Parallel-Rank": value})
+            assert refused.status_code == 400
+            assert refused.json()["error"]["param"] == "x-data-parallel-rank"
+            assert "decode-0, decode-1, decode-2" in refused.json()["error"]["message"]
+
+
 @pytest.mark.parametrize("prompt", [SHORT, LONG], ids=["local", "remote prefill"])
 async def test_a_decode_rank_that_dies_before_its_first_token_is_replaced_by_another(
     model_dir: Path, prefill: FakePrefill, prompt: list[int]

@@ -67,6 +67,17 @@ def test_without_a_decode_rank_nothing_can_run() -> None:
         place([], [P0])
 
 
+@pytest.mark.parametrize("policy", Policy)
+def test_the_decode_rank_that_a_client_names_is_taken_while_it_is_there(policy: Policy) -> None:
+    busy, wanted = candidate("decode-1", requests_here=7, prefill_tokens_here=5000), RankId("decode-1")
+    for seed in range(8):
+        assert place([D0, busy], policy=policy, seed=seed, wanted_rank=wanted).decode == "decode-1"
+        assert place([D0, busy], [P0], policy=policy, seed=seed, wanted_rank=wanted).decode == "decode-1"
+    assert place([D0, busy], policy=policy, avoid=("decode-1",), wanted_rank=wanted).decode == "decode-0"
+    short = candidate("decode-1", context_tokens_max=100)
+    assert place([D0, short], policy=policy, wanted_rank=wanted).decode == "decode-0"
+
+
 def test_the_less_loaded_decode_rank_is_taken() -> None:
     busy = replace(D0, requests_elsewhere=6)
     assert {place([busy, D1], seed=seed).decode for seed in range(20)} == {"decode-1"}
