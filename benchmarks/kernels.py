@@ -53,14 +53,23 @@ def _rows(cases: tuple[str, ...] | list[str]) -> Iterator[Row]:
 
 
 def _table(rows: list[Row]) -> str:
-    lines = [f"{'kernel':24} {'shape':34} {'µs':>9} {'bound':>8} {'×':>6} {'error':>8}  peer"]
+    lines = [
+        f"{'kernel':24} {'shape':34} {'µs':>9} {'bound':>8} {'×':>6} {'in graph':>9} {'×':>6} {'copy':>7} "
+        f"{'error':>8}  peer"
+    ]
     for line in rows:
         error = "equal" if line.error is None else f"{line.error:.1e}"
-        peer = "" if line.peer is None else f"{line.peer} {'' if line.peer_us is None else f'{line.peer_us:.1f}'}"
+        peer = "" if line.peer is None else f"{line.peer} {_figure(line.peer_us, 1)}"
         lines.append(
-            f"{line.kernel:24} {line.shape:34} {line.us:9.1f} {line.bound_us:8.1f} {line.ratio:6.2f} {error:>8}  {peer}"
+            f"{line.kernel:24} {line.shape:34} {line.us:9.1f} {line.bound_us:8.1f} {line.ratio:6.2f} "
+            f"{_figure(line.in_graph_us, 1):>9} {_figure(line.in_graph_ratio, 2):>6} "
+            f"{_figure(line.copy_in_graph_us, 1):>7} {error:>8}  {peer}"
         )
     return "\n".join(lines)
+
+
+def _figure(value: float | None, places: int) -> str:
+    return "" if value is None else f"{value:.{places}f}"
 
 
 if __name__ == "__main__":

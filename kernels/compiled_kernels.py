@@ -219,12 +219,18 @@ def _selection() -> Iterator[Kernel]:
             )
             for restricted in (False, True)
         ),
-        Kernel(
+        *_early_and_late(
+            "index_queries",
+            "index_queries_kernel",
+            QUERIES_SIGNATURE,
+            {"HEADS": 32, "HALF": 64, "PAIRS": 32, "VECTORS": 16},
+        ),
+        *_early_and_late(
             "index_queries",
             "index_queries_kernel",
             QUERIES_SIGNATURE,
             {"HEADS": 32, "HALF": 64, "PAIRS": 32, "VECTORS": 4},
-            {"num_warps": 1},
+            num_warps=1,
         ),
     )
 
@@ -232,17 +238,23 @@ def _selection() -> Iterator[Kernel]:
 def _caches() -> Iterator[Kernel]:
     entry = {"WIDTH": 512, "PAIRS": 32}
     yield from (
-        Kernel("window_rows", "window_rows_kernel", WINDOW_SIGNATURE, {"PAIRS": 32, "WIDTH": 512}, {"num_warps": 2}),
+        *_early_and_late("window_rows", "window_rows_kernel", WINDOW_SIGNATURE, entry | {"ROWS": 4}),
         *(
-            Kernel("global_entries", "entry_rows_kernel", ENTRIES_SIGNATURE, entry | {"RATIO": ratio}, {"num_warps": 2})
+            kernel
             for ratio in (1, 2)
+            for kernel in _early_and_late(
+                "global_entries", "entry_rows_kernel", ENTRIES_SIGNATURE, entry | {"RATIO": ratio}
+            )
         ),
-        Kernel(
-            "global_entries",
-            "key_rows_kernel",
-            ENTRIES_SIGNATURE,
-            {"WIDTH": 128, "PAIRS": 32, "ROWS": 4},
-            {"num_warps": 2},
+        *(
+            Kernel(
+                "global_entries",
+                "key_rows_kernel",
+                ENTRIES_SIGNATURE,
+                {"WIDTH": 128, "LATENT": 512, "STEP": step, "PAIRS": 32, "ROWS": rows, "FAST": True, "EARLY": True},
+                {"num_warps": 8, "num_stages": 4, "launch_pdl": True},
+            )
+            for rows, step in ((16, 512), (64, 64))
         ),
         Kernel("global_entries", "keep_rows_kernel", ENTRIES_SIGNATURE, {"WIDTH": 1024, "BLOCK": 1024}),
         *(
@@ -288,11 +300,12 @@ def _experts() -> Iterator[Kernel]:
             for rows in (16, 64)
         ),
         Kernel("experts", "sum_choices_kernel", EXPERTS_SIGNATURE, {"CHOICES": 6, "BLOCK": 1024}),
-        Kernel(
+        *_early_and_late(
             "experts",
             "swiglu_kernel",
             EXPERTS_SIGNATURE | {"out": "*bf16"},
-            {"ROWS": 4, "COLUMNS": 256, "ROUND": True},
+            {"ROWS": 8, "COLUMNS": 256, "ROUND": True},
+            num_warps=8,
         ),
         *(
             Kernel(
@@ -330,15 +343,12 @@ def _experts() -> Iterator[Kernel]:
 def _streams() -> Iterator[Kernel]:
     row = {"WIDTH": 5120, "CHUNK": 1024, "CHUNKS": 5}
     yield from (
-        *(
-            Kernel(
-                "mhc",
-                "project_kernel",
-                MHC_SIGNATURE,
-                {"OUT": 24, "OUT_BLOCK": 32, "ROWS": rows, "STEP": step, "FAST": True},
-                {"num_warps": warps, "num_stages": stages},
-            )
-            for rows, step, warps, stages in ((64, 128, 4, 3), (128, 64, 8, 4))
+        Kernel(
+            "mhc",
+            "project_kernel",
+            MHC_SIGNATURE,
+            {"OUT": 24, "OUT_BLOCK": 32, "ROWS": 64, "STEP": 128, "FAST": True},
+            {"num_warps": 4, "num_stages": 3, "launch_pdl": True},
         ),
         *(
             Kernel(
@@ -348,17 +358,24 @@ def _streams() -> Iterator[Kernel]:
                 {"S": 4, "OUT_BLOCK": 32, "ROWS": rows, "PARTS": parts, "FAST": True},
                 {"num_warps": 1, "launch_pdl": True},
             )
-            for rows, parts in ((4, 16), (4, 32), (1, 128))
+            for rows, parts in ((4, 4), (4, 8), (4, 16), (4, 32), (1, 128))
         ),
-        Kernel("mhc", "collapse_kernel", MHC_SIGNATURE, {"S": 4, "BLOCK": 1024}),
-        Kernel("mhc", "expand_kernel", MHC_SIGNATURE, {"S": 4, "BLOCK": 1024}),
-        *(
-            Kernel("rms_norm", "rms_norm_kernel", ROWS_SIGNATURE, row | {"QUANTISE": quantise})
-            for quantise in (False, True)
-        ),
-        Kernel("quantise", "round_trip_kernel", ROWS_SIGNATURE, {"BLOCK": 1024}),
-        Kernel("engram_gate", "let_in_kernel", ROWS_SIGNATURE, row | {"S": 4, "MASKED": True}),
+        *_early_and_late("mhc", "collapse_kernel", MHC_SIGNATURE, {"S": 4, "BLOCK": 1024}),
+        *_early_and_late("mhc", "expand_kernel", MHC_SIGNATURE, {"S": 4, "BLOCK": 1024}),
+        *_early_and_late("rms_norm", "rms_norm_kernel", ROWS_SIGNATURE, row | {"QUANTISE": False}),
+        *_early_and_late("rms_norm", "rms_norm_kernel", ROWS_SIGNATURE, row | {"QUANTISE": True}),
+        *_early_and_late("quantise", "round_trip_kernel", ROWS_SIGNATURE, {"BLOCK": 2048}),
+        *_early_and_late("engram_gate", "let_in_kernel", ROWS_SIGNATURE, row | {"S": 4, "MASKED": True}),
     )
+
+
+def _early_and_late(
+    operation: str, name: str, signature: Mapping[str, str], constants: Mapping[str, Any], *, num_warps: int = 4
+) -> Iterator[Kernel]:
+    """Launched while the kernel before it runs, and not (`packing_kernel.comes_early`)."""
+    for early in (True, False):
+        options = {"num_warps": num_warps, "launch_pdl": early}
+        yield Kernel(operation, name, signature, dict(constants) | {"EARLY": early}, options)
 
 
 def _sampling() -> Iterator[Kernel]:

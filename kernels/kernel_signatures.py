@@ -55,7 +55,7 @@ TOP_SIGNATURE = {
 }
 MHC_SIGNATURE = {
     "streams": "*bf16",
-    "fn": "*fp32",
+    "halves": "*bf16",
     "products": "*fp32",
     "squares": "*fp32",
     "rows": "i32",
@@ -81,6 +81,7 @@ WINDOW_SIGNATURE = {
     "sin": "*fp32",
     "destinations": "*i32",
     "pool": "*u8",
+    "count": "i32",
     "eps": "fp32",
 }
 QUERIES_SIGNATURE = {"queries": "*bf16", "cos": "*fp32", "sin": "*fp32", "out": "*bf16"}
@@ -93,7 +94,7 @@ ENTRIES_SIGNATURE = {
     "sin": "*fp32",
     "destinations": "*i32",
     "latents": "*bf16",
-    "projected": "*bf16",
+    "weight": "*bf16",
     "entries": "*u8",
     "keys": "*u8",
     "rows": "i32",

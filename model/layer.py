@@ -8,7 +8,7 @@ from typing import Protocol, Self
 
 from torch import Tensor
 
-from whalepod.kernels.mhc import Mixes, collapse, expand, predict_mixes, spread_scale
+from whalepod.kernels.mhc import Mixes, collapse, expand, predict_mixes, prepare_weights, spread_scale
 from whalepod.kernels.numerics import narrow, widen
 from whalepod.kernels.rms_norm import rms_norm
 
@@ -35,7 +35,7 @@ class Mixer:
     @classmethod
     def from_weights(cls, weights: Weights, config: ModelConfig, sublayer: str) -> Self:
         return cls(
-            fn=weights[f"hc_{sublayer}_fn"],
+            fn=prepare_weights(weights[f"hc_{sublayer}_fn"]),
             scale=spread_scale(weights[f"hc_{sublayer}_scale"], config.hc_mult),
             base=weights[f"hc_{sublayer}_base"],
             rms_eps=config.rms_norm_eps,

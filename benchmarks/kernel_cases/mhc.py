@@ -2,70 +2,105 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import torch
+from torch import Tensor
 
 from whalepod.kernels.mhc import Mixes, reference
 from whalepod.kernels.mhc import triton_kernel as kernel
 
-from .measuring import Row, graph_us, relative_error, row
+from .measuring import Row, graph_us, in_graph, relative_error, row
 
 S, D, OUT = 4, 5120, 24
-RMS_EPS, EPS, ITERATIONS = 1e-20, 1e-6, 20
+SETTINGS: dict[str, Any] = {"rms_eps": 1e-20, "eps": 1e-6, "iterations": 20}
 
 
 def rows() -> Iterator[Row]:
     for count in (48, 1536, 4096):
-        yield from _measure(count)
+        yield _predict(count)
+        yield _collapse(count)
+        yield _expand(count)
 
 
-def _measure(count: int) -> Iterator[Row]:
-    generator = torch.Generator("cuda").manual_seed(3)
-    streams = torch.randn(count, S, D, device="cuda", generator=generator).bfloat16()
-    y = torch.randn(count, D, device="cuda", generator=generator).bfloat16()
-    fn = torch.randn(OUT, S * D, device="cuda", generator=generator) * 0.02
-    scale, base = (
-        torch.rand(OUT, device="cuda", generator=generator),
-        torch.randn(OUT, device="cuda", generator=generator),
-    )
-    given = (streams, fn, scale, base)
-    expected = reference.predict_mixes(
-        streams.double(), fn.double(), scale.double(), base.double(), rms_eps=RMS_EPS, eps=EPS, iterations=ITERATIONS
-    )
-    mixes = Mixes(*kernel.predict_mixes(*given, rms_eps=RMS_EPS, eps=EPS, iterations=ITERATIONS))
-    error = max(relative_error(out, wanted) for out, wanted in zip(mixes, expected, strict=True))
-    stream_bytes = count * S * D * 2
-    yield row(
+def _draw(*shape: int, seed: int) -> Tensor:
+    return torch.randn(*shape, device="cuda", generator=torch.Generator("cuda").manual_seed(seed))
+
+
+def _predict(count: int) -> Row:
+    def given(seed: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        streams, fn = _draw(count, S, D, seed=seed).bfloat16(), _draw(OUT, S * D, seed=seed) * 0.02
+        return streams, fn, _draw(OUT, seed=seed).abs(), _draw(OUT, seed=seed + 1)
+
+    def ready(streams: Tensor, fn: Tensor, scale: Tensor, base: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        return streams, kernel.split_weights(fn), scale, base
+
+    def make(seed: int) -> Callable[[], object]:
+        own = ready(*given(seed))
+        return lambda: kernel.predict_mixes(*own, **SETTINGS)
+
+    one = given(0)
+    expected = reference.predict_mixes(*(x.double() for x in one), **SETTINGS)
+    mixes = kernel.predict_mixes(*ready(*one), **SETTINGS)
+    moved = count * S * D * 2 + OUT * S * D * 4
+    return row(
         "mhc predict",
         f"{count}",
-        graph_us(lambda: kernel.predict_mixes(*given, rms_eps=RMS_EPS, eps=EPS, iterations=ITERATIONS)),
-        bytes=stream_bytes + fn.numel() * 4,
+        graph_us(make(0)),
+        bytes=moved,
         flops=2 * count * OUT * S * D,
-        error=error,
+        error=max(relative_error(out, wanted) for out, wanted in zip(mixes, expected, strict=True)),
         peer="DeepGEMM projection alone",
         peer_us=_deep_gemm_us(count),
+        in_graph=in_graph(make, bytes=moved),
     )
-    error = relative_error(kernel.collapse(streams, mixes.pre), reference.collapse(streams.float(), mixes.pre))
-    yield row(
+
+
+def _collapse(count: int) -> Row:
+    def given(seed: int) -> tuple[Tensor, Tensor]:
+        return _draw(count, S, D, seed=seed).bfloat16(), _draw(count, S, seed=seed).sigmoid()
+
+    def make(seed: int) -> Callable[[], object]:
+        own = given(seed)
+        return lambda: kernel.collapse(*own)
+
+    streams, pre = given(0)
+    moved = count * (S + 1) * D * 2
+    return row(
         "mhc collapse",
         f"{count}",
-        graph_us(lambda: kernel.collapse(streams, mixes.pre)),
-        bytes=stream_bytes + count * D * 2,
-        error=error,
+        graph_us(make(0)),
+        bytes=moved,
+        error=relative_error(kernel.collapse(streams, pre), reference.collapse(streams.float(), pre)),
         peer="torch",
-        peer_us=graph_us(lambda: reference.collapse(streams, mixes.pre)),
+        peer_us=graph_us(lambda: reference.collapse(streams, pre)),
+        in_graph=in_graph(make, bytes=moved),
     )
-    expanded = reference.expand(y.float(), streams.float(), mixes)
-    error = relative_error(kernel.expand(y, streams, mixes.post, mixes.comb), expanded)
-    yield row(
+
+
+def _expand(count: int) -> Row:
+    def given(seed: int) -> tuple[Tensor, Tensor, Mixes]:
+        y, streams = _draw(count, D, seed=seed).bfloat16(), _draw(count, S, D, seed=seed).bfloat16()
+        pre, post = (_draw(count, S, seed=seed + part).sigmoid() for part in range(2))
+        return y, streams, Mixes(pre, post, _draw(count, S, S, seed=seed).softmax(dim=1))
+
+    def make(seed: int) -> Callable[[], object]:
+        y, streams, mixes = given(seed)
+        return lambda: kernel.expand(y, streams, mixes.post, mixes.comb)
+
+    y, streams, mixes = given(0)
+    out = kernel.expand(y, streams, mixes.post, mixes.comb)
+    moved = count * (2 * S + 1) * D * 2
+    return row(
         "mhc expand",
         f"{count}",
-        graph_us(lambda: kernel.expand(y, streams, mixes.post, mixes.comb)),
-        bytes=2 * stream_bytes + count * D * 2,
-        error=error,
+        graph_us(make(0)),
+        bytes=moved,
+        error=relative_error(out, reference.expand(y.float(), streams.float(), mixes)),
         peer="torch",
         peer_us=graph_us(lambda: reference.expand(y, streams, mixes)),
+        in_graph=in_graph(make, bytes=moved),
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -17,57 +18,84 @@ from whalepod.kernels.rms_norm import reference as norm_reference
 from whalepod.kernels.rms_norm import rms_norm, rms_norm_fp8
 from whalepod.kernels.router import triton_kernel as router_kernel
 
-from .measuring import Row, graph_us, row
+from .measuring import Row, graph_us, in_graph, row
 
-D, PAIRS, EXPERTS = 5120, 32, 384
+D, PAIRS, HEADS, HEAD_WIDTH, COLUMNS, EXPERTS = 5120, 32, 32, 128, 2304, 384
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    kernel: str
+    row_bytes: int
+    """Fewest bytes that a row moves."""
+    make: Callable[[int, int], tuple[Callable[[], object], Callable[[], object]]]
+    """(rows, seed) -> the kernel and the same in torch, both on tensors of their own."""
 
 
 def rows() -> Iterator[Row]:
     for count in (48, 1536, 4096):
-        yield from _measure(count)
+        for case in CASES:
+            moved = count * case.row_bytes
+            ours, plain = case.make(count, 0)
+            yield row(
+                case.kernel,
+                f"{count}",
+                graph_us(ours),
+                bytes=moved,
+                peer="torch",
+                peer_us=graph_us(plain),
+                in_graph=in_graph(lambda seed, case=case, count=count: case.make(count, seed)[0], bytes=moved),
+            )
 
 
-def _measure(count: int) -> Iterator[Row]:
-    def draw(*shape: int) -> Tensor:
-        return torch.randn(*shape, device="cuda", generator=torch.Generator("cuda").manual_seed(1)).bfloat16()
+def _draw(*shape: int, seed: int) -> Tensor:
+    return torch.randn(*shape, device="cuda", generator=torch.Generator("cuda").manual_seed(seed)).bfloat16()
 
-    def measured(name: str, moved: int, call: Callable[[], object], plain: Callable[[], object]) -> Row:
-        return row(name, f"{count}", graph_us(call), bytes=moved, peer="torch", peer_us=graph_us(plain))
 
-    x, weight = draw(count, D), draw(D)
-    angles = torch.rand(count, PAIRS, device="cuda", generator=torch.Generator("cuda").manual_seed(2)) * 6
-    cos, sin = angles.cos(), angles.sin()
-    yield measured(
-        "RMSNorm", 4 * count * D, lambda: rms_norm(x, weight, eps=1e-20),
-        lambda: norm_reference.rms_norm(x, weight, eps=1e-20),
-    )  # fmt: skip
-    yield measured(
-        "RMSNorm + FP8 codes", 5 * count * D + count * D // 32, lambda: rms_norm_fp8(x, weight, eps=1e-20),
+def _norm(count: int, seed: int) -> tuple[Callable[[], object], Callable[[], object]]:
+    x, weight = _draw(count, D, seed=seed), _draw(D, seed=seed)
+    return lambda: rms_norm(x, weight, eps=1e-20), lambda: norm_reference.rms_norm(x, weight, eps=1e-20)
+
+
+def _norm_codes(count: int, seed: int) -> tuple[Callable[[], object], Callable[[], object]]:
+    x, weight = _draw(count, D, seed=seed), _draw(D, seed=seed)
+    return (
+        lambda: rms_norm_fp8(x, weight, eps=1e-20),
         lambda: FP8_BLOCK32.encode(norm_reference.rms_norm(x, weight, eps=1e-20)),
-    )  # fmt: skip
-    yield measured(
-        "FP8 round trip", 4 * count * D, lambda: round_trip(x, FP8_BLOCK32), lambda: FP8_BLOCK32.round_trip(x)
     )
-    scored = draw(count, 32, 128)
-    yield measured(
-        "index queries", count * 32 * 128 * 4, lambda: index_queries(scored, cos, sin),
-        lambda: queries_reference.index_queries(scored, cos, sin),
-    )  # fmt: skip
-    streams, projected, gate = draw(count, 4, D), draw(count, 5 * D), draw(4, D)
-    yield measured(
-        "Engram gate", count * D * 2 * (4 + 5 + 4), lambda: let_in(streams, projected, gate, None, eps=1e-20),
+
+
+def _round_trip(count: int, seed: int) -> tuple[Callable[[], object], Callable[[], object]]:
+    x = _draw(count, D, seed=seed)
+    return lambda: round_trip(x, FP8_BLOCK32), lambda: FP8_BLOCK32.round_trip(x)
+
+
+def _index_queries(count: int, seed: int) -> tuple[Callable[[], object], Callable[[], object]]:
+    queries = _draw(count, HEADS, HEAD_WIDTH, seed=seed)
+    angles = torch.rand(count, PAIRS, device="cuda", generator=torch.Generator("cuda").manual_seed(seed)) * 6
+    cos, sin = angles.cos(), angles.sin()
+    return lambda: index_queries(queries, cos, sin), lambda: queries_reference.index_queries(queries, cos, sin)
+
+
+def _engram_gate(count: int, seed: int) -> tuple[Callable[[], object], Callable[[], object]]:
+    streams, projected, gate = _draw(count, 4, D, seed=seed), _draw(count, 5 * D, seed=seed), _draw(4, D, seed=seed)
+    return (
+        lambda: let_in(streams, projected, gate, None, eps=1e-20),
         lambda: gate_reference.let_in(streams, projected, gate, None, eps=1e-20),
-    )  # fmt: skip
-    gates = draw(count, 2 * 2304)
-    yield measured(
-        "SwiGLU + FP8 round trip", count * 3 * 2304 * 2, lambda: swiglu(gates, limit=10.0, round_trip=True),
-        lambda: FP8_BLOCK32.round_trip(torch.nn.functional.silu(gates[:, :2304]) * gates[:, 2304:]),
-    )  # fmt: skip
-    logits, bias = draw(count, EXPERTS).float(), draw(EXPERTS).float()
-    yield measured(
-        "choice of experts", count * (EXPERTS * 4 + 6 * 12),
-        lambda: router_kernel.choose(logits, bias, chosen=6, factor=1.5), lambda: _plain_choice(logits, bias),
-    )  # fmt: skip
+    )
+
+
+def _swiglu(count: int, seed: int) -> tuple[Callable[[], object], Callable[[], object]]:
+    gates = _draw(count, 2 * COLUMNS, seed=seed)
+    return (
+        lambda: swiglu(gates, limit=10.0, round_trip=True),
+        lambda: FP8_BLOCK32.round_trip(torch.nn.functional.silu(gates[:, :COLUMNS]) * gates[:, COLUMNS:]),
+    )
+
+
+def _choice(count: int, seed: int) -> tuple[Callable[[], object], Callable[[], object]]:
+    logits, bias = _draw(count, EXPERTS, seed=seed).float(), _draw(EXPERTS, seed=seed).float()
+    return lambda: router_kernel.choose(logits, bias, chosen=6, factor=1.5), lambda: _plain_choice(logits, bias)
 
 
 def _plain_choice(logits: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
@@ -75,3 +103,14 @@ def _plain_choice(logits: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
     ids = (scores + bias).topk(6, dim=1).indices
     weights = scores.gather(1, ids)
     return ids, weights / weights.sum(dim=1, keepdim=True) * 1.5
+
+
+CASES = (
+    Case("RMSNorm", 4 * D, _norm),
+    Case("RMSNorm + FP8 codes", 5 * D + D // 32, _norm_codes),
+    Case("FP8 round trip", 4 * D, _round_trip),
+    Case("index queries", HEADS * HEAD_WIDTH * 4, _index_queries),
+    Case("Engram gate", D * 2 * (4 + 5 + 4), _engram_gate),
+    Case("SwiGLU + FP8 round trip", 3 * COLUMNS * 2, _swiglu),
+    Case("choice of experts", EXPERTS * 4 + 6 * 12, _choice),
+)

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from whalepod.kernels.linear.cuda import linear
 from whalepod.kernels.numerics import tiled, whole_batches
-from whalepod.kernels.packing_kernel import rounded
+from whalepod.kernels.packing_kernel import begin_early, comes_early, rounded, sigmoid
 from whalepod.kernels.quantise import PackedFormat
 from whalepod.kernels.quantise.triton_kernel import fp8_block32_round_trip, fp8_round_trip
 
@@ -22,11 +22,22 @@ from whalepod.kernels.quantise.triton_kernel import fp8_block32_round_trip, fp8_
 @triton.jit
 def _swiglu(gate, up, limit):
     gate = tl.minimum(gate, limit)
-    return gate / (1.0 + tl.exp(-gate)) * tl.clamp(up, -limit, limit)
+    return gate * sigmoid(gate) * tl.clamp(up, -limit, limit)
 
 
 @triton.jit(do_not_specialize=["rows"])
-def swiglu_kernel(gate_up, out, limit, rows, columns, ROWS: tl.constexpr, COLUMNS: tl.constexpr, ROUND: tl.constexpr):
+def swiglu_kernel(
+    gate_up,
+    out,
+    limit,
+    rows,
+    columns,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    ROUND: tl.constexpr,
+    EARLY: tl.constexpr,
+):
+    begin_early(EARLY)
     row = (tl.program_id(0) * ROWS + tl.arange(0, ROWS)).to(tl.int64)[:, None]
     column = (tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS))[None, :]
     there = (row < rows) & (column < columns)
@@ -368,8 +379,20 @@ def swiglu(gates: Tensor, *, limit: float, round_trip: bool) -> Tensor:
     """gates [rows, 2 · columns] -> silu(min(gate, limit)) · clamp(up, ±limit) [rows, columns], and its round trip."""
     rows, columns = gates.shape[0], gates.shape[1] // 2
     out = torch.empty(rows, columns, dtype=gates.dtype, device=gates.device)
+    grid = (triton.cdiv(rows, 8), triton.cdiv(columns, 256))
+    early = comes_early(gates, grid[0] * grid[1])
     if rows:
-        swiglu_kernel[(triton.cdiv(rows, 4), triton.cdiv(columns, 256))](
-            gates, out, limit, rows, columns, ROWS=4, COLUMNS=256, ROUND=round_trip, num_warps=4
+        swiglu_kernel[grid](
+            gates,
+            out,
+            limit,
+            rows,
+            columns,
+            ROWS=8,
+            COLUMNS=256,
+            ROUND=round_trip,
+            EARLY=early,
+            num_warps=8,
+            launch_pdl=early,
         )
     return out

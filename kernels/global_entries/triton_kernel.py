@@ -1,20 +1,24 @@
-"""Entries of global KV and their index keys in Triton: a pass over the rows on either side of the key's product.
+"""Entries of global KV and their index keys in Triton: one pass over rows, one over tiles of them.
 
     raw rows ─ pool, norm ─┬─ turn, pack ─▶ entry
-                           └─▶ latent ─ product (library) ─▶ key ─ norm, turn, pack ─▶ index key
+                           └─▶ latent ─ product, norm, turn, pack ─▶ index key
 
 Programs whose group does not end end at once.
 """
 
 from __future__ import annotations
 
+import math
+
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from whalepod.kernels.linear import linear
+from whalepod.kernels.numerics import tiled
 from whalepod.kernels.packing_kernel import (
+    begin_early,
+    comes_early,
     e2m1_codes,
     e4m3_bytes,
     e4m3_values,
@@ -31,20 +35,25 @@ FP4_GROUP = tl.constexpr(16)
 FP4_TARGET_MIN = tl.constexpr(2.0**-9)
 KEY_GROUP = tl.constexpr(32)
 KEY_TARGET_MIN = tl.constexpr(2.0**-126)
-KEYS_EACH = 4
+KEYS_EACH, KEYS_MANY = 16, 132
+"""Rows of a program that holds all of the key's matrix; as many such programs as an H200 has processors."""
+KEYS_EACH_OF_MANY, STEP_OF_MANY = 64, 64
+"""Rows of a program, and channels of its steps, where there are more of them: the matrix is read less often. Not where
+a row's bits must not depend on how many there are."""
 
 
 @triton.jit
-def _member(raw, ring, source, column, WIDTH: tl.constexpr):
+def _member(raw, ring, source, pair, WIDTH: tl.constexpr):
     """Even and odd channels of the values and gate scores of a raw row (source >= 0) or a ring place, [1, HALF]."""
-    own = source >= 0
-    start = tl.where(own, source, -1 - source).to(tl.int64) * (2 * WIDTH)
-    everywhere = column >= 0
-    even, odd = load_pairs(raw, start + column, everywhere & own)
-    ring_even, ring_odd = load_pairs(ring, start + column, everywhere & (source < 0))
-    gate_even, gate_odd = load_pairs(raw, start + WIDTH + column, everywhere & own)
-    ring_gate_even, ring_gate_odd = load_pairs(ring, start + WIDTH + column, everywhere & (source < 0))
-    return even + ring_even, odd + ring_odd, gate_even + ring_gate_even, gate_odd + ring_gate_odd
+    base = raw
+    place = source
+    if source < 0:
+        base = ring
+        place = -1 - source
+    start = place.to(tl.int64) * WIDTH
+    even, odd = load_pairs(base, start + pair, pair >= 0)
+    gate_even, gate_odd = load_pairs(base, start + WIDTH // 2 + pair, pair >= 0)
+    return even, odd, gate_even, gate_odd
 
 
 @triton.jit
@@ -57,17 +66,17 @@ def _mixed(value, total, highest, other, score):
 
 
 @triton.jit
-def _pooled(raw, ring, earlier, row, column, WIDTH: tl.constexpr, RATIO: tl.constexpr):
+def _pooled(raw, ring, earlier, row, pair, WIDTH: tl.constexpr, RATIO: tl.constexpr):
     """Even and odd channels [1, HALF] of the group that ends with `row`."""
     if RATIO == 1:
-        even, odd = load_pairs(raw, row.to(tl.int64) * WIDTH + column, column >= 0)
+        even, odd = load_pairs(raw, row.to(tl.int64) * (WIDTH // 2) + pair, pair >= 0)
     else:
-        even, odd, high_even, high_odd = _member(raw, ring, row, column, WIDTH)
+        even, odd, high_even, high_odd = _member(raw, ring, row, pair, WIDTH)
         total_even = even * 0.0 + 1.0
         total_odd = odd * 0.0 + 1.0
         for member in tl.static_range(RATIO - 1):
             source = tl.load(earlier + row * (RATIO - 1) + member)
-            value_even, value_odd, score_even, score_odd = _member(raw, ring, source, column, WIDTH)
+            value_even, value_odd, score_even, score_odd = _member(raw, ring, source, pair, WIDTH)
             even, total_even, high_even = _mixed(even, total_even, high_even, value_even, score_even)
             odd, total_odd, high_odd = _mixed(odd, total_odd, high_odd, value_odd, score_odd)
         even = even / total_even
@@ -76,11 +85,12 @@ def _pooled(raw, ring, earlier, row, column, WIDTH: tl.constexpr, RATIO: tl.cons
 
 
 @triton.jit
-def _turned(even, odd, cos, sin, row, pair, there, PAIRS: tl.constexpr, dtype):
+def _turned(even, odd, cos, sin, row, pair, there, PAIRS: tl.constexpr, HALF: tl.constexpr, dtype):
     """row [ROWS, 1], pair [1, HALF]"""
-    turning = there & (pair >= 0)
-    c = tl.load(cos + row * PAIRS + pair, mask=turning, other=1.0)
-    s = tl.load(sin + row * PAIRS + pair, mask=turning, other=0.0)
+    turning = there & (pair >= HALF - PAIRS)
+    angle = row * PAIRS + pair - (HALF - PAIRS)
+    c = tl.load(cos + angle, mask=turning, other=1.0)
+    s = tl.load(sin + angle, mask=turning, other=0.0)
     return rounded(even * c - odd * s, dtype), rounded(odd * c + even * s, dtype)
 
 
@@ -99,22 +109,24 @@ def entry_rows_kernel(
     WIDTH: tl.constexpr,
     PAIRS: tl.constexpr,
     RATIO: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
+    HALF: tl.constexpr = WIDTH // 2
+    pair = tl.arange(0, HALF)[None, :]
+    norm_even, norm_odd = load_pairs(norm, pair, pair >= 0)
+    begin_early(EARLY)
     row = tl.program_id(0)
     destination = tl.load(destinations + row)
     if destination >= 0:
-        HALF: tl.constexpr = WIDTH // 2
         dtype = norm.dtype.element_ty
-        column = 2 * tl.arange(0, HALF)[None, :]
-        even, odd = _pooled(raw, ring, earlier, row, column, WIDTH, RATIO)
+        even, odd = _pooled(raw, ring, earlier, row, pair, WIDTH, RATIO)
         even = rounded(even, dtype)
         odd = rounded(odd, dtype)
         root = 1.0 / tl.sqrt(tl.sum(tl.sum(even * even + odd * odd, 1), 0) / WIDTH + eps)
-        norm_even, norm_odd = load_pairs(norm, column, column >= 0)
         even = rounded(even * root * norm_even, dtype)
         odd = rounded(odd * root * norm_odd, dtype)
-        store_pairs(latents, row.to(tl.int64) * WIDTH + column, even, odd, column >= 0)
-        even, odd = _turned(even, odd, cos, sin, row, column // 2 - (HALF - PAIRS), column >= 0, PAIRS, dtype)
+        store_pairs(latents, row.to(tl.int64) * HALF + pair, even, odd, pair >= 0)
+        even, odd = _turned(even, odd, cos, sin, row, pair, pair >= 0, PAIRS, HALF, dtype)
 
         target = tl.maximum(group_maxima(even, odd, 1, HALF, FP4_GROUP) / 6.0, FP4_TARGET_MIN)
         codes = e4m3_bytes(tl.minimum(target, 448.0))
@@ -122,13 +134,23 @@ def entry_rows_kernel(
         low = e2m1_codes(tl.clamp(even / scale, -6.0, 6.0))
         high = e2m1_codes(tl.clamp(odd / scale, -6.0, 6.0))
         record = entries + destination.to(tl.int64) * (HALF + WIDTH // FP4_GROUP)
-        tl.store(record + column // 2, (low | (high << 4)).to(tl.uint8))
+        tl.store(record + pair, (low | (high << 4)).to(tl.uint8))
         tl.store(record + HALF + tl.arange(0, WIDTH // FP4_GROUP)[None, :], codes)
+
+
+@triton.jit
+def _with_product(total, a, b, FAST: tl.constexpr):
+    """total + a · bᵀ"""
+    if FAST:
+        return tl.dot(a, tl.trans(b), total)
+    else:
+        return tl.dot(a.to(tl.float32), tl.trans(b.to(tl.float32)), total, input_precision="ieee")
 
 
 @triton.jit(do_not_specialize=["rows"])
 def key_rows_kernel(
-    projected,
+    latents,
+    weight,
     norm,
     cos,
     sin,
@@ -137,28 +159,47 @@ def key_rows_kernel(
     rows,
     eps,
     WIDTH: tl.constexpr,
+    LATENT: tl.constexpr,
+    STEP: tl.constexpr,
     PAIRS: tl.constexpr,
     ROWS: tl.constexpr,
+    FAST: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
+    """A tile of rows: the key's product, then its norm, turn and record. With STEP = LATENT the whole matrix is on its
+    way before the latents are there."""
     HALF: tl.constexpr = WIDTH // 2
-    dtype = norm.dtype.element_ty
+    channel = tl.arange(0, STEP)
+    right = weight + tl.arange(0, WIDTH)[:, None] * LATENT + channel[None, :]
+    if STEP == LATENT:
+        b = tl.load(right)
+    begin_early(EARLY)
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     destination = tl.load(destinations + row, mask=row < rows, other=-1)
-    there = (destination >= 0)[:, None]
-    column = 2 * tl.arange(0, HALF)[None, :]
-    even, odd = load_pairs(projected, row.to(tl.int64)[:, None] * WIDTH + column, there)
+    there = (destination >= 0)[:, None]  # The latents of other rows were not written.
+    left = latents + row.to(tl.int64)[:, None] * LATENT + channel[None, :]
+    product = tl.zeros((ROWS, WIDTH), tl.float32)
+    if STEP == LATENT:
+        product = _with_product(product, tl.load(left, mask=there, other=0.0), b, FAST)
+    else:
+        for start in range(0, LATENT, STEP):
+            a = tl.load(left + start, mask=there, other=0.0)
+            product = _with_product(product, a, tl.load(right + start), FAST)
+    dtype = norm.dtype.element_ty
+    even, odd = tl.split(rounded(product, dtype).reshape(ROWS, HALF, 2))
+    pair = tl.arange(0, HALF)[None, :]
     root = (1.0 / tl.sqrt(tl.sum(even * even + odd * odd, 1) / WIDTH + eps))[:, None]
-    norm_even, norm_odd = load_pairs(norm, column, column >= 0)
+    norm_even, norm_odd = load_pairs(norm, pair, pair >= 0)
     even = rounded(even * root * norm_even, dtype)
     odd = rounded(odd * root * norm_odd, dtype)
-    even, odd = _turned(even, odd, cos, sin, row[:, None], column // 2 - (HALF - PAIRS), there, PAIRS, dtype)
+    even, odd = _turned(even, odd, cos, sin, row[:, None], pair, there, PAIRS, HALF, dtype)
 
     exponent = power_of_two_exponent(tl.maximum(group_maxima(even, odd, ROWS, HALF, KEY_GROUP) / 6.0, KEY_TARGET_MIN))
-    scale = spread_groups(power_of_two(exponent), ROWS, HALF, KEY_GROUP)
-    low = e2m1_codes(tl.clamp(even / scale, -6.0, 6.0))
-    high = e2m1_codes(tl.clamp(odd / scale, -6.0, 6.0))
+    inverse = spread_groups(power_of_two(254 - exponent), ROWS, HALF, KEY_GROUP)
+    low = e2m1_codes(tl.clamp(even * inverse, -6.0, 6.0))
+    high = e2m1_codes(tl.clamp(odd * inverse, -6.0, 6.0))
     record = keys + destination.to(tl.int64)[:, None] * (HALF + WIDTH // KEY_GROUP)
-    tl.store(record + column // 2, (low | (high << 4)).to(tl.uint8), mask=there)
+    tl.store(record + pair, (low | (high << 4)).to(tl.uint8), mask=there)
     tl.store(record + HALF + tl.arange(0, WIDTH // KEY_GROUP)[None, :], exponent.to(tl.uint8), mask=there)
 
 
@@ -193,6 +234,7 @@ def write_global_entries(
     if rows == 0:
         return
     latents = torch.empty(rows, width, dtype=norm.dtype, device=raw.device)
+    early = comes_early(raw, rows)
     entry_rows_kernel[(rows,)](
         raw.contiguous(),
         raw if ring is None else ring,
@@ -207,10 +249,15 @@ def write_global_entries(
         WIDTH=width,
         PAIRS=cos.shape[1],
         RATIO=1 if earlier is None else earlier.shape[1] + 1,
-        num_warps=2,
+        EARLY=early,
+        num_warps=4,
+        launch_pdl=early,
     )
-    key_rows_kernel[(triton.cdiv(rows, KEYS_EACH),)](
-        linear(latents, key_weight),
+    few = tiled() or rows <= KEYS_EACH * KEYS_MANY
+    each = KEYS_EACH if few else KEYS_EACH_OF_MANY
+    key_rows_kernel[(triton.cdiv(rows, each),)](
+        latents,
+        key_weight.contiguous(),
         key_norm,
         cos,
         sin,
@@ -219,9 +266,15 @@ def write_global_entries(
         rows,
         eps,
         WIDTH=key_width,
+        LATENT=width,
+        STEP=width if few else math.gcd(width, STEP_OF_MANY),
         PAIRS=cos.shape[1],
-        ROWS=KEYS_EACH,
-        num_warps=2,
+        ROWS=each,
+        FAST=raw.is_cuda,
+        EARLY=raw.is_cuda,
+        num_warps=8,
+        num_stages=4,
+        launch_pdl=raw.is_cuda,
     )
 
 

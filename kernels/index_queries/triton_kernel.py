@@ -10,6 +10,9 @@ import triton.language as tl
 from torch import Tensor
 
 from whalepod.kernels.packing_kernel import (
+    EARLY_PROGRAMS_MAX,
+    begin_early,
+    comes_early,
     e2m1_nearest,
     group_maxima,
     load_pairs,
@@ -34,11 +37,13 @@ def index_queries_kernel(
     HALF: tl.constexpr,
     PAIRS: tl.constexpr,
     VECTORS: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
     """A program turns and rounds VECTORS heads of a row."""
+    begin_early(EARLY)
     first = tl.program_id(0) * VECTORS
     channel = tl.arange(0, HALF)
-    at = (first + tl.arange(0, VECTORS)).to(tl.int64)[:, None] * (2 * HALF) + 2 * channel[None, :]
+    at = (first + tl.arange(0, VECTORS)).to(tl.int64)[:, None] * HALF + channel[None, :]
     every = (channel >= 0)[None, :]
     even, odd = load_pairs(queries, at, every)
     pair = channel - (HALF - PAIRS)
@@ -60,7 +65,9 @@ def index_queries(queries: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """As `whalepod.kernels.index_queries.index_queries`, on a GPU, or in Triton's interpreter."""
     rows, heads, width = queries.shape
     out = torch.empty(rows, heads, width, dtype=queries.dtype, device=queries.device)
-    each = math.gcd(heads, 4)
+    # Few small programs have less to wait for, many cost more to start.
+    each = math.gcd(heads, 4 if rows * heads <= 4 * EARLY_PROGRAMS_MAX else 16)
+    early = comes_early(queries, rows * heads // each)
     if rows:
         index_queries_kernel[(rows * heads // each,)](
             queries.contiguous(),
@@ -71,6 +78,8 @@ def index_queries(queries: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
             HALF=width // 2,
             PAIRS=cos.shape[1],
             VECTORS=each,
-            num_warps=1,
+            EARLY=early,
+            num_warps=max(1, each // 4),
+            launch_pdl=early,
         )
     return out

@@ -11,7 +11,7 @@ from whalepod.kernels.numerics import tile_rows
 from . import native, reference
 from .reference import Mixes
 
-__all__ = ["Mixes", "collapse", "expand", "predict_mixes", "split_mixes", "spread_scale"]
+__all__ = ["Mixes", "collapse", "expand", "predict_mixes", "prepare_weights", "split_mixes", "spread_scale"]
 
 
 TILE_ON_GPU = 64
@@ -23,15 +23,25 @@ def spread_scale(scale: Tensor, streams: int) -> Tensor:
     return reference.spread_scale(scale, streams)
 
 
+def prepare_weights(fn: Tensor) -> Tensor:
+    """fn [(2 + S) · S, S · D] float32 -> what `predict_mixes` takes of it: on a GPU two bfloat16 numbers of each weight
+    [2, (2 + S) · S, S · D], whose sum is within 2^-17 of it; elsewhere the weights themselves."""
+    if not fn.is_cuda:
+        return fn
+    from . import triton_kernel
+
+    return triton_kernel.split_weights(fn)
+
+
 def predict_mixes(
     streams: Tensor, fn: Tensor, scale: Tensor, base: Tensor, *, rms_eps: float, eps: float, iterations: int
 ) -> Mixes:
-    """streams [rows, S, D], fn [(2 + S) · S, S · D], scale (spread) and base [(2 + S) · S] -> the row's `Mixes`.
+    """streams [rows, S, D], fn of `prepare_weights`, scale (spread) and base [(2 + S) · S] -> the row's `Mixes`.
 
     The projection takes the streams as they are; its result is scaled by rsqrt(mean square + rms_eps) over all S · D
     channels.
     """
-    assert fn.shape == (scale.shape[0], streams.shape[1] * streams.shape[2]), (fn.shape, streams.shape)
+    assert fn.shape[-2:] == (scale.shape[0], streams.shape[1] * streams.shape[2]), (fn.shape, streams.shape)
     if streams.is_cuda and streams.dtype == torch.bfloat16:
         from . import triton_kernel
 
@@ -42,6 +52,7 @@ def predict_mixes(
             for tile in tiles
         ]
         return Mixes(*parts[0]) if len(parts) == 1 else Mixes(*map(torch.cat, zip(*parts, strict=True)))
+    fn = fn if fn.ndim == 2 else fn.float().sum(dim=0)
     if library.takes(streams, fn, scale, base) and streams.shape[1] <= native.STREAMS_MAX:
         return native.predict_mixes(streams, fn, scale, base, rms_eps=rms_eps, eps=eps, iterations=iterations)
     return reference.predict_mixes(streams, fn, scale, base, rms_eps=rms_eps, eps=eps, iterations=iterations)

@@ -1,7 +1,8 @@
 """Hyper-connections in Triton: the projection splits its long sum over programs, one small kernel does the rest of it.
 
-Each weight is the sum of two bfloat16 numbers, within 2^-17 of it, and streams are bfloat16 already: products of those
-are exact, and sums float32. What is left of a weight is less than what sums of 20,480 products lose.
+Each weight is the sum of two bfloat16 numbers (`split_weights`), within 2^-17 of it, and streams are bfloat16 already:
+products of those are exact, and sums float32. What is left of a weight is less than what sums of 20,480 products lose.
+Rows and weights stay in shared memory, where the matrix unit takes them from: rows' squares, too, are products there.
 """
 
 from __future__ import annotations
@@ -10,19 +11,21 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
-from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from whalepod.kernels.packing_kernel import begin_early, comes_early, reciprocal
 
 PROGRAMS = 264
 """Two for each processor of an H100 or H200."""
-SHAPES = ((1536, 128, 64, 8, 4, 32, 4), (65, 64, 128, 4, 3, 32, 4), (0, 64, 128, 4, 3, 80, 1))
-"""Tuned on H200: from that many rows on, rows of a tile, channels of a step, warps, stages, the most parts, and rows of
-a program that adds the parts: it holds all of them at once."""
+TILE, STEP, STAGES = 64, 128, 3
+"""Rows of a tile, channels of a step, and steps on their way. Tuned on H200, as is:"""
+PARTS = ((65, 32, 4), (0, 80, 1))
+"""From that many rows on, the most parts, and rows of a program that adds the parts: it holds all of them at once."""
 
 
 @triton.jit(do_not_specialize=["rows"])
 def project_kernel(
     streams,
-    fn,
+    halves,
     products,
     squares,
     rows,
@@ -34,37 +37,37 @@ def project_kernel(
     STEP: tl.constexpr,
     FAST: tl.constexpr,
 ):
-    """Program (tile, part): Σ over the part's channels of stream · fn [ROWS, OUT] and of stream² [ROWS]."""
-    if FAST:
-        gdc_launch_dependents()
+    """Program (tile, part): Σ over the part's channels of stream · weight [ROWS, OUT] and of stream² [ROWS].
+
+    halves [2, OUT, width] bfloat16; products [parts, rows, OUT_BLOCK] and squares [parts, rows] float32
+    """
+    begin_early(FAST)
     part = tl.program_id(1)
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
-    output = tl.arange(0, OUT_BLOCK)
-    sums = tl.zeros((ROWS, OUT_BLOCK), tl.float32)
-    square = tl.zeros((ROWS,), tl.float32)
+    # Both halves of all outputs, side by side.
+    output = tl.arange(0, 2 * OUT_BLOCK)
+    source = output // OUT_BLOCK * OUT + output % OUT_BLOCK
+    own = tl.arange(0, ROWS)
+    sums = tl.zeros((ROWS, 2 * OUT_BLOCK), tl.float32)
+    pairs = tl.zeros((ROWS, ROWS), tl.float32)
     for step in range(part * steps, (part + 1) * steps):
         channel = step * STEP + tl.arange(0, STEP)
-        x = tl.load(
-            streams + row.to(tl.int64)[:, None] * width + channel[None, :],
-            mask=(row < rows)[:, None] & (channel < width)[None, :],
-            other=0.0,
-        )
-        weight = tl.load(
-            fn + output[:, None] * width + channel[None, :],
-            mask=(output < OUT)[:, None] & (channel < width)[None, :],
-            other=0.0,
-        )
-        wide = x.to(tl.float32)
-        square += tl.sum(wide * wide, 1)
+        inside = (channel < width)[None, :]
+        at = row.to(tl.int64)[:, None] * width + channel[None, :]
+        x = tl.load(streams + at, mask=(row < rows)[:, None] & inside, other=0.0)
+        at = source[:, None] * width + channel[None, :]
+        weight = tl.load(halves + at, mask=(output % OUT_BLOCK < OUT)[:, None] & inside, other=0.0)
         if FAST:
-            first = weight.to(tl.bfloat16)
-            second = (weight - first.to(tl.float32)).to(tl.bfloat16)
-            sums = tl.dot(x, tl.trans(second), sums)
-            sums = tl.dot(x, tl.trans(first), sums)
+            sums = tl.dot(x, tl.trans(weight), sums)
+            pairs = tl.dot(x, tl.trans(x), pairs)
         else:
-            sums = tl.dot(wide, tl.trans(weight), sums, input_precision="ieee")
+            wide = x.to(tl.float32)
+            sums = tl.dot(wide, tl.trans(weight.to(tl.float32)), sums, input_precision="ieee")
+            pairs = tl.dot(wide, tl.trans(wide), pairs, input_precision="ieee")
     at = part * rows + row
-    tl.store(products + at[:, None] * OUT_BLOCK + output[None, :], sums, mask=(row < rows)[:, None])
+    total = tl.sum(sums.reshape(ROWS, 2, OUT_BLOCK), 1)
+    tl.store(products + at[:, None] * OUT_BLOCK + tl.arange(0, OUT_BLOCK)[None, :], total, mask=(row < rows)[:, None])
+    square = tl.sum(tl.where(own[:, None] == own[None, :], pairs, 0.0), 1)
     tl.store(squares + at, square, mask=row < rows)
 
 
@@ -113,8 +116,7 @@ def finish_kernel(
 ):
     """Sigmoids of the first 2 · S coefficients, Sinkhorn of the other S · S. Launched before the projection has ended,
     for which it waits."""
-    if FAST:
-        gdc_wait()
+    begin_early(FAST)
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     part = tl.arange(0, PARTS)[None, :]
     there = (row < rows)[:, None]
@@ -126,6 +128,15 @@ def finish_kernel(
     z = _part_sums(products, root, scale, base, row, rows, 2 * S, parts, OUT_BLOCK, S * S, PARTS)
     tl.store(pre + row[:, None] * S + stream[None, :], 1.0 / (1.0 + tl.exp(-z_pre)) + eps, mask=there)
     tl.store(post + row[:, None] * S + stream[None, :], 2.0 / (1.0 + tl.exp(-z_post)), mask=there)
+    pair = tl.arange(0, S * S)
+    mix = _sinkhorn4(z, eps, iterations, ROWS) if S == 4 else _sinkhorn(z, eps, iterations, ROWS, S)
+    tl.store(comb + row[:, None] * (S * S) + pair[None, :], mix, mask=there)
+
+
+@triton.jit
+def _sinkhorn(z, eps, iterations, ROWS: tl.constexpr, S: tl.constexpr):
+    """z [ROWS, S · S] -> softmax over the last axis of [S, S], + eps, then `iterations` normalisations of each axis in
+    turn, without the first of the last axis."""
     z = z.reshape(ROWS, S, S)
     mix = tl.exp(z - tl.max(z, 2)[:, :, None])
     mix = mix / tl.sum(mix, 2)[:, :, None] + eps
@@ -133,12 +144,66 @@ def finish_kernel(
     for _ in range(iterations - 1):
         mix = mix / (tl.sum(mix, 2)[:, :, None] + eps)
         mix = mix / (tl.sum(mix, 1)[:, None, :] + eps)
-    pair = tl.arange(0, S * S)
-    tl.store(comb + row[:, None] * (S * S) + pair[None, :], mix.reshape(ROWS, S * S), mask=there)
+    return mix.reshape(ROWS, S * S)
 
 
 @triton.jit
-def collapse_kernel(streams, weights, out, width, S: tl.constexpr, BLOCK: tl.constexpr):
+def _sinkhorn4(z, eps, iterations, ROWS: tl.constexpr):
+    """`_sinkhorn` of four streams: a thread holds a row's sixteen numbers, and no sum goes from thread to thread."""
+    a, b, c, d = _quarters(z.reshape(ROWS, 2, 2, 2, 2))
+    a0, a1, a2, a3 = _quarters(a)
+    b0, b1, b2, b3 = _quarters(b)
+    c0, c1, c2, c3 = _quarters(c)
+    d0, d1, d2, d3 = _quarters(d)
+    a0, b0, c0, d0 = _softmax(a0, b0, c0, d0, eps)
+    a1, b1, c1, d1 = _softmax(a1, b1, c1, d1, eps)
+    a2, b2, c2, d2 = _softmax(a2, b2, c2, d2, eps)
+    a3, b3, c3, d3 = _softmax(a3, b3, c3, d3, eps)
+    for iteration in range(iterations):
+        if iteration > 0:
+            a0, b0, c0, d0 = _shares(a0, b0, c0, d0, eps)
+            a1, b1, c1, d1 = _shares(a1, b1, c1, d1, eps)
+            a2, b2, c2, d2 = _shares(a2, b2, c2, d2, eps)
+            a3, b3, c3, d3 = _shares(a3, b3, c3, d3, eps)
+        a0, a1, a2, a3 = _shares(a0, a1, a2, a3, eps)
+        b0, b1, b2, b3 = _shares(b0, b1, b2, b3, eps)
+        c0, c1, c2, c3 = _shares(c0, c1, c2, c3, eps)
+        d0, d1, d2, d3 = _shares(d0, d1, d2, d3, eps)
+    a, b, c, d = _whole(a0, a1, a2, a3), _whole(b0, b1, b2, b3), _whole(c0, c1, c2, c3), _whole(d0, d1, d2, d3)
+    return _whole(a, b, c, d).reshape(ROWS, 16)
+
+
+@triton.jit
+def _quarters(x):
+    """x [.., 2, 2] -> its four parts [..]."""
+    even, odd = tl.split(x)
+    first, third = tl.split(even)
+    second, fourth = tl.split(odd)
+    return first, second, third, fourth
+
+
+@triton.jit
+def _whole(first, second, third, fourth):
+    """The other way."""
+    return tl.join(tl.join(first, third), tl.join(second, fourth))
+
+
+@triton.jit
+def _softmax(a, b, c, d, eps):
+    highest = tl.maximum(tl.maximum(a, b), tl.maximum(c, d))
+    a, b, c, d = _shares(tl.exp(a - highest), tl.exp(b - highest), tl.exp(c - highest), tl.exp(d - highest), 0.0)
+    return a + eps, b + eps, c + eps, d + eps
+
+
+@triton.jit
+def _shares(a, b, c, d, eps):
+    inverse = reciprocal((a + b) + (c + d) + eps)
+    return a * inverse, b * inverse, c * inverse, d * inverse
+
+
+@triton.jit
+def collapse_kernel(streams, weights, out, width, S: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr):
+    begin_early(EARLY)
     row = tl.program_id(0).to(tl.int64)
     channel = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     total = tl.zeros((BLOCK,), tl.float32)
@@ -149,7 +214,8 @@ def collapse_kernel(streams, weights, out, width, S: tl.constexpr, BLOCK: tl.con
 
 
 @triton.jit
-def expand_kernel(y, streams, post, comb, out, width, S: tl.constexpr, BLOCK: tl.constexpr):
+def expand_kernel(y, streams, post, comb, out, width, S: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr):
+    begin_early(EARLY)
     row = tl.program_id(0).to(tl.int64)
     channel = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     there = channel < width
@@ -162,9 +228,15 @@ def expand_kernel(y, streams, post, comb, out, width, S: tl.constexpr, BLOCK: tl
         tl.store(out + (row * S + target) * width + channel, total, mask=there)
 
 
+def split_weights(fn: Tensor) -> Tensor:
+    """fn [.., width] float32 -> two bfloat16 numbers of each weight [2, .., width], whose sum is within 2^-17 of it."""
+    first = fn.to(torch.bfloat16)
+    return torch.stack((first, (fn - first.float()).to(torch.bfloat16)))
+
+
 def predict_mixes(
     streams: Tensor,
-    fn: Tensor,
+    halves: Tensor,
     scale: Tensor,
     base: Tensor,
     *,
@@ -172,38 +244,39 @@ def predict_mixes(
     eps: float,
     iterations: int,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """pre [rows, S], post [rows, S], comb [rows, S, S] float32 of `whalepod.kernels.mhc.predict_mixes`."""
+    """pre [rows, S], post [rows, S], comb [rows, S, S] float32 of `whalepod.kernels.mhc.predict_mixes`; `halves` of
+    `split_weights`."""
     rows, count, channels = streams.shape
     width, device = count * channels, streams.device
     pre, post = (torch.empty(rows, count, dtype=torch.float32, device=device) for _ in range(2))
     comb = torch.empty(rows, count, count, dtype=torch.float32, device=device)
     if rows == 0:
         return pre, post, comb
-    tile, step, num_warps, num_stages, parts_max, finish_rows = next(
-        shape for rows_min, *shape in SHAPES if rows >= rows_min
-    )
-    tiles, steps = triton.cdiv(rows, tile), triton.cdiv(width, step)
+    parts_max, finish_rows = next(shape for rows_min, *shape in PARTS if rows >= rows_min)
+    tiles, steps = triton.cdiv(rows, TILE), triton.cdiv(width, STEP)
     each = triton.cdiv(steps, max(1, min(steps, parts_max, PROGRAMS // tiles)))
     parts = triton.cdiv(steps, each)
-    block = max(16, triton.next_power_of_2(fn.shape[0]))
+    out = halves.shape[1]
+    block = max(16, triton.next_power_of_2(out))
     fast = streams.dtype == torch.bfloat16 and streams.is_cuda
     products = torch.empty(parts, rows, block, dtype=torch.float32, device=device)
     squares = torch.empty(parts, rows, dtype=torch.float32, device=device)
     project_kernel[(tiles, parts)](
         streams.contiguous(),
-        fn,
+        halves,
         products,
         squares,
         rows,
         width,
         each,
-        OUT=fn.shape[0],
+        OUT=out,
         OUT_BLOCK=block,
-        ROWS=tile,
-        STEP=step,
+        ROWS=TILE,
+        STEP=STEP,
         FAST=fast,
-        num_warps=num_warps,
-        num_stages=num_stages,
+        num_warps=4,
+        num_stages=STAGES,
+        launch_pdl=fast,
     )
     finish_kernel[(triton.cdiv(rows, finish_rows),)](
         products,
@@ -234,9 +307,19 @@ def collapse(streams: Tensor, weights: Tensor) -> Tensor:
     """As `whalepod.kernels.mhc.collapse`."""
     rows, count, width = streams.shape
     out = torch.empty(rows, width, dtype=streams.dtype, device=streams.device)
+    grid = (rows, triton.cdiv(width, 1024))
+    early = comes_early(streams, grid[0] * grid[1])
     if rows:
-        collapse_kernel[(rows, triton.cdiv(width, 1024))](
-            streams.contiguous(), weights.contiguous(), out, width, S=count, BLOCK=1024, num_warps=4
+        collapse_kernel[grid](
+            streams.contiguous(),
+            weights.contiguous(),
+            out,
+            width,
+            S=count,
+            BLOCK=1024,
+            EARLY=early,
+            num_warps=4,
+            launch_pdl=early,
         )
     return out
 
@@ -245,8 +328,10 @@ def expand(y: Tensor, streams: Tensor, post: Tensor, comb: Tensor) -> Tensor:
     """As `whalepod.kernels.mhc.expand`."""
     rows, count, width = streams.shape
     out = torch.empty_like(streams)
+    grid = (rows, triton.cdiv(width, 1024))
+    early = comes_early(streams, grid[0] * grid[1])
     if rows:
-        expand_kernel[(rows, triton.cdiv(width, 1024))](
+        expand_kernel[grid](
             y.contiguous(),
             streams.contiguous(),
             post.contiguous(),
@@ -255,6 +340,8 @@ def expand(y: Tensor, streams: Tensor, post: Tensor, comb: Tensor) -> Tensor:
             width,
             S=count,
             BLOCK=1024,
+            EARLY=early,
             num_warps=4,
+            launch_pdl=early,
         )
     return out

@@ -7,11 +7,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from whalepod.kernels.packing_kernel import e4m3_nearest, power_of_two, power_of_two_exponent
+from whalepod.kernels.packing_kernel import begin_early, comes_early, e4m3_nearest, power_of_two, power_of_two_exponent
 
 GROUP = tl.constexpr(32)
 TARGET_MIN = tl.constexpr(1e-4 / 448.0)
-BLOCK_MAX = 1024
+BLOCK_MAX = 2048
 
 
 @triton.jit
@@ -24,7 +24,8 @@ def fp8_round_trip(x, ROWS: tl.constexpr, WIDTH: tl.constexpr):
 
 
 @triton.jit
-def round_trip_kernel(x, out, BLOCK: tl.constexpr):
+def round_trip_kernel(x, out, BLOCK: tl.constexpr, EARLY: tl.constexpr):
+    begin_early(EARLY)
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     value = tl.load(x + at).to(tl.float32)
     tl.store(out + at, fp8_round_trip(value.reshape(1, BLOCK), 1, BLOCK).reshape(BLOCK))
@@ -36,6 +37,9 @@ def fp8_block32_round_trip(x: Tensor) -> Tensor:
     out, block = torch.empty_like(x), 32
     while block < BLOCK_MAX and x.numel() % (2 * block) == 0:
         block *= 2
+    early = comes_early(x, x.numel() // block)
     if x.numel():
-        round_trip_kernel[(x.numel() // block,)](x, out, BLOCK=block, num_warps=1 if block < 256 else 4)
+        round_trip_kernel[(x.numel() // block,)](
+            x, out, BLOCK=block, EARLY=early, num_warps=1 if block < 256 else 4, launch_pdl=early
+        )
     return out

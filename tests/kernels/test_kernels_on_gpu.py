@@ -29,12 +29,16 @@ from whalepod.kernels.expert_messages import (
 from whalepod.kernels.expert_messages import reference as messages_reference
 from whalepod.kernels.experts import combine_outputs, dense_expert, expert_outputs, routed_experts
 from whalepod.kernels.experts import reference as experts_reference
+from whalepod.kernels.experts.triton_kernel import swiglu
 from whalepod.kernels.global_entries import reference as entries_reference
 from whalepod.kernels.global_entries import write_global_entries
 from whalepod.kernels.index_queries import index_queries
 from whalepod.kernels.index_queries import reference as queries_reference
 from whalepod.kernels.indexer import candidate_mask, select_top
 from whalepod.kernels.linear import grouped_linear, linear
+from whalepod.kernels.mhc import Mixes, collapse, expand, predict_mixes, prepare_weights
+from whalepod.kernels.mhc import reference as mhc_reference
+from whalepod.kernels.numerics import whole_batches
 from whalepod.kernels.packed_index_scores import packed_index_scores
 from whalepod.kernels.packed_index_scores import reference as scores_reference
 from whalepod.kernels.quantise import FP4_BLOCK16, FP8_BLOCK32, MXFP4_BLOCK32, PackedFormat, round_trip
@@ -43,6 +47,8 @@ from whalepod.kernels.rms_norm import rms_norm, rms_norm_fp8
 from whalepod.kernels.router import reference as router_reference
 from whalepod.kernels.router import route
 from whalepod.kernels.top_entries import top_entries
+from whalepod.kernels.window_rows import reference as window_reference
+from whalepod.kernels.window_rows import write_window_rows
 
 pytestmark = pytest.mark.skipif(
     not torch.cuda.is_available() or os.environ.get("TRITON_INTERPRET") == "1", reason="needs a GPU"
@@ -92,6 +98,86 @@ def test_index_queries(rows: int) -> None:
     queries, (cos, sin) = bf16(rows, 32, KEY_WIDTH), angles(rows)
     ours, wanted = index_queries(queries, cos, sin), queries_reference.index_queries(queries, cos, sin)
     assert (ours != wanted).float().mean() < 1e-3
+
+
+@pytest.mark.parametrize("rows", [1, 48, 1536, 17_000])
+def test_window_rows(rows: int) -> None:
+    x, weight, (cos, sin) = bf16(rows, WIDTH), bf16(WIDTH, seed=1), angles(rows)
+    destinations = torch.randperm(2 * rows, device="cuda", generator=torch.Generator("cuda").manual_seed(3))[
+        :rows
+    ].int()
+    destinations[::5] = -1
+    ours, wanted = (torch.zeros(2 * rows, WIDTH + WIDTH // 32, dtype=torch.uint8, device="cuda") for _ in range(2))
+    write_window_rows(x, weight, cos, sin, destinations, ours, eps=1e-20)
+    window_reference.write_window_rows(x, weight, cos, sin, destinations, wanted, eps=1e-20)
+    assert (ours != wanted).float().mean() < 1e-3
+    assert_close(FP8_BLOCK32.decode(ours, WIDTH, torch.float32), FP8_BLOCK32.decode(wanted, WIDTH, torch.float32), 0.01)
+
+
+@pytest.mark.parametrize("rows", [1, 48, 65, 1536, 4096])
+def test_hyper_connections(rows: int) -> None:
+    streams, y = bf16(rows, 4, HIDDEN), bf16(rows, HIDDEN, seed=1)
+    fn, scale, base = draw(24, 4 * HIDDEN, seed=2) * 0.02, draw(24, seed=3), draw(24, seed=4)
+    given = (streams, fn, scale, base)
+    wanted = mhc_reference.predict_mixes(*(x.double() for x in given), rms_eps=1e-20, eps=1e-6, iterations=20)
+    predict = partial(predict_mixes, streams, prepare_weights(fn), scale, base, rms_eps=1e-20, eps=1e-6, iterations=20)
+    with whole_batches():
+        mixes, again = predict(), predict()
+    for ours, same, part in zip(mixes, again, wanted, strict=True):
+        assert_close(ours, part, 1e-5)
+        assert torch.equal(ours, same)
+    assert_close(collapse(streams, mixes.pre), mhc_reference.collapse(streams.float(), mixes.pre))
+    expanded = mhc_reference.expand(y.float(), streams.float(), mixes)
+    assert_close(expand(y, streams, mixes), expanded)
+
+
+def test_rows_have_the_same_bits_alone_and_among_others() -> None:
+    count = 4200  # So many programs that kernels no longer begin before others have ended.
+    streams, gates, (cos, sin) = bf16(count, 4, HIDDEN), bf16(count, 2 * 2304), angles(count)
+    projected, gate_weight = bf16(count, 5 * HIDDEN, seed=6), bf16(4, HIDDEN, seed=7)
+    fn = prepare_weights(draw(24, 4 * HIDDEN, seed=2) * 0.02)
+    scale, base, weight = draw(24, seed=3), draw(24, seed=4), bf16(HIDDEN, seed=5)
+
+    def results(rows: slice) -> list[Tensor]:
+        mixes = predict_mixes(streams[rows], fn, scale, base, rms_eps=1e-20, eps=1e-6, iterations=20)
+        x = collapse(streams[rows], mixes.pre)
+        return [
+            *mixes,
+            expand(x, streams[rows], Mixes(*mixes)),
+            let_in(streams[rows], projected[rows], gate_weight, None, eps=1e-20),
+            *rms_norm_fp8(x, weight, eps=1e-20),
+            swiglu(gates[rows], limit=10.0, round_trip=True),
+            round_trip(x, FP8_BLOCK32),
+            index_queries(streams[rows, 0].unflatten(1, (-1, KEY_WIDTH))[:, :32], cos[rows], sin[rows]),
+        ]
+
+    together = results(slice(0, count))
+    for rows in (slice(0, 1), slice(7, 9), slice(60, 133), slice(count - 1, count)):
+        for alone, among in zip(results(rows), together, strict=True):
+            assert torch.equal(alone, among[rows])
+
+
+def test_entries_have_the_same_bits_however_many_there_are() -> None:
+    rows = 4200
+    raw, (cos, sin) = draw(rows, WIDTH), angles(rows)
+    weight, norm, key_norm = bf16(KEY_WIDTH, WIDTH, seed=4), bf16(WIDTH, seed=5), bf16(KEY_WIDTH, seed=6)
+
+    def written(taken: slice) -> tuple[Tensor, Tensor]:
+        count = len(raw[taken])
+        entries, keys = (
+            torch.zeros(count, kind.record_bytes(width), dtype=torch.uint8, device="cuda")
+            for kind, width in ((FP4_BLOCK16, WIDTH), (MXFP4_BLOCK32, KEY_WIDTH))
+        )
+        places = torch.arange(count, dtype=torch.int32, device="cuda")
+        write_global_entries(
+            raw[taken], None, None, norm, weight, key_norm, cos[taken], sin[taken], places, entries, keys, eps=1e-20
+        )
+        return entries, keys
+
+    together = written(slice(0, rows))
+    for taken in (slice(0, 1), slice(5, 22), slice(1000, 1048), slice(rows - 1, rows)):
+        for alone, among in zip(written(taken), together, strict=True):
+            assert torch.equal(alone, among[taken])
 
 
 @pytest.mark.parametrize(("rows", "ratio"), [(48, 2), (1536, 2), (48, 1), (513, 1)])

@@ -21,7 +21,9 @@ def test_predicted_mixes_match(rows: int, channels: int) -> None:
     scale, base = torch.rand(24, generator=generator), torch.randn(24, generator=generator)
     expected = reference.predict_mixes(streams, fn, scale, base, rms_eps=1e-20, eps=1e-6, iterations=20)
     for out, wanted in zip(
-        triton_kernel.predict_mixes(streams, fn, scale, base, rms_eps=1e-20, eps=1e-6, iterations=20),
+        triton_kernel.predict_mixes(
+            streams, triton_kernel.split_weights(fn), scale, base, rms_eps=1e-20, eps=1e-6, iterations=20
+        ),
         expected,
         strict=True,
     ):
@@ -32,7 +34,9 @@ def test_a_row_of_zeros_has_finite_mixes() -> None:
     zeros = torch.zeros(2, 4, 32, dtype=torch.bfloat16)
     fn, ones = torch.ones(24, 128), torch.ones(24)
     for out, wanted in zip(
-        triton_kernel.predict_mixes(zeros, fn, ones, ones, rms_eps=1e-20, eps=1e-6, iterations=20),
+        triton_kernel.predict_mixes(
+            zeros, triton_kernel.split_weights(fn), ones, ones, rms_eps=1e-20, eps=1e-6, iterations=20
+        ),
         reference.predict_mixes(zeros, fn, ones, ones, rms_eps=1e-20, eps=1e-6, iterations=20),
         strict=True,
     ):
