@@ -1,6 +1,6 @@
 """What the router costs: time to the first token, requests a second, processor time by prompt length, gaps of streams.
 
-    python benchmarks/router.py [--part first|cpu|active|gaps|rank|rate|peer …] [--requests N] [--active N]
+    python benchmarks/router.py [--part first|cpu|active|gaps|rank|choose|rate|peer …] [--requests N] [--active N]
         [--step-ms MS] [--processes N] [--clients N] [--stubs N]
 
 The router as a process of its own over two stub decode ranks that answer at once, asked over HTTP. What it adds is its
@@ -26,6 +26,7 @@ from typing import Any
 
 import grpc
 import uvloop
+from router_cases.choosing import choosing_us
 from router_cases.client_processes import clients, closed_loop, streams
 from router_cases.http_load import Answered, Load, percentile, request_bytes
 from router_cases.processes import PORT, Started, sglang_router, whalepod_router
@@ -43,7 +44,8 @@ LENGTHS = {1_000: 60, 10_000: 40, 100_000: 12, 1_000_000: 3}
 WHOLE: dict[str, Any] = {**SHORT, "prompt": "The whale swam on, and the sea was quiet about it. " * 4}
 """What the peer takes too: it knows no prompts of ids."""
 TEXT = "The whale swam on, and the sea was quiet about it. "
-PARTS = ("first", "cpu", "active", "gaps", "rank", "rate", "peer")
+PARTS = ("first", "cpu", "active", "gaps", "rank", "choose", "rate", "peer")
+RANK_COUNTS = (2, 16, 64, 256)
 ACTIVE_S = 8.0
 """How long streams are active while others are measured."""
 NEWCOMERS_PER_S = 200
@@ -82,6 +84,12 @@ def main() -> None:
                     uvloop.run(beside_long_prompts(load, figures))
     if "rank" in parts:
         uvloop.run(rank_side(figures))
+    if "choose" in parts:
+        for count in RANK_COUNTS:
+            figures[f"choose_us_{count}"] = choosing_us(count)
+            print(
+                f"{count} decode and {count} prefill ranks: {figures[f'choose_us_{count}']:.0f} µs to choose and count"
+            )
     if "peer" in parts:
         with sglang_router(stubs=options.stubs) as peer:
             figures["rps_c100_sglang_router"] = None

@@ -110,8 +110,8 @@ class FrontDoor:
     @property
     def context_tokens_max(self) -> int:
         """Longest prompt plus answer that some decode rank can hold now."""
-        held = [rank.context_tokens_max for rank in self.table.decode_ranks()]
-        return min(self.model.context_tokens_max, max(held, default=self.model.context_tokens_max))
+        held = self.table.context_tokens_max
+        return self.model.context_tokens_max if held is None else min(self.model.context_tokens_max, held)
 
     def caller(
         self,

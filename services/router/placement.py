@@ -11,7 +11,7 @@ two are drawn at random and the better one is taken, so that routers that share 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from random import Random
 
@@ -76,6 +76,14 @@ class Candidate:
     prefill_tokens_here: int = 0
     requests_elsewhere: int = 0
     prefill_tokens_elsewhere: int = 0
+    decode_load: float = field(init=False)
+    """Requests per slot; a rank without blocks counts as a full one."""
+    prefill_tokens_queued: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        full = 1.0 if self.blocks_used_share > BLOCKS_USED_MAX else 0.0
+        object.__setattr__(self, "decode_load", self.busy_share + full)
+        object.__setattr__(self, "prefill_tokens_queued", self.prefill_tokens_here + self.prefill_tokens_elsewhere)
 
     def can_hold(self, tokens: int, fidelity: Fidelity) -> bool:
         return tokens <= self.context_tokens_max and fidelity in self.fidelities
@@ -88,15 +96,6 @@ class Candidate:
     @property
     def blocks_used_share(self) -> float:
         return 1 - self.load.blocks_free / self.load.blocks_total if self.load.blocks_total else 0.0
-
-    @property
-    def prefill_tokens_queued(self) -> int:
-        return self.prefill_tokens_here + self.prefill_tokens_elsewhere
-
-    @property
-    def decode_load(self) -> float:
-        """Requests per slot; a rank without blocks counts as a full one."""
-        return self.busy_share + (1.0 if self.blocks_used_share > BLOCKS_USED_MAX else 0.0)
 
 
 BLOCKS_USED_MAX = 0.95
@@ -170,6 +169,8 @@ def plan_placement(
 
 def _usable(ranks: Sequence[Candidate], request: PlacementRequest, *, tokens: int) -> list[Candidate]:
     able = [rank for rank in ranks if rank.can_hold(tokens, request.fidelity)]
+    if not request.avoid:
+        return able
     preferred = [rank for rank in able if rank.rank_id not in request.avoid]
     return preferred or able
 
@@ -244,6 +245,12 @@ def _in_turn(ranks: Sequence[Candidate], turn: int) -> Candidate:
 def _two_choice(
     ranks: Sequence[Candidate], *, key: Callable[[Candidate], float], slack: float, rng: Random
 ) -> Candidate:
-    lowest = min(key(rank) for rank in ranks)
-    equals = [rank for rank in ranks if key(rank) <= lowest + slack]
-    return min(rng.sample(equals, min(2, len(equals))), key=key)
+    values = [key(rank) for rank in ranks]
+    bound = min(values) + slack
+    equals = [index for index, value in enumerate(values) if value <= bound]
+    count = len(equals)
+    if count == 1:
+        return ranks[equals[0]]
+    first = int(count * rng.random())
+    second = (first + 1 + int((count - 1) * rng.random())) % count
+    return ranks[min(equals[first], equals[second], key=values.__getitem__)]

@@ -7,7 +7,7 @@ every reply's load ─────────────▲   ▲────�
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -38,7 +38,9 @@ class RankDirectory(Protocol):
     """Says which ranks exist: the registry, or addresses given on the command line."""
 
     @property
-    def ranks(self) -> Mapping[RankId, RankInfo]: ...
+    def ranks(self) -> Mapping[RankId, RankInfo]:
+        """Replaced when it changes, and never changed in place."""
+        ...
 
     def report_lost(self, rank_id: RankId, incarnation: Incarnation) -> None:
         """A link to the rank broke. It leaves `ranks` until it answers again."""
@@ -72,6 +74,39 @@ class _Report:
     requests_elsewhere: int
     prefill_tokens_elsewhere: int
     heard_at_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class _Takers:
+    """The ranks of one mapping that take new work, and what follows from them: a request asks for it several times."""
+
+    ranks: Mapping[RankId, RankInfo]
+    prefill: Sequence[RankInfo]
+    decode: Sequence[RankInfo]
+    vision: Sequence[RankInfo]
+    context_tokens_max: int | None
+
+    @classmethod
+    def of(cls, ranks: Mapping[RankId, RankInfo], takes_work: Callable[[RankInfo], bool]) -> _Takers:
+        takers = [info for info in ranks.values() if takes_work(info)]
+        decode = [info for info in takers if info.role is RankRole.DECODE]
+        return cls(
+            ranks,
+            prefill=[info for info in takers if info.role.is_prefill],
+            decode=decode,
+            vision=[info for info in takers if info.role is RankRole.VISION],
+            context_tokens_max=max((info.context_tokens_max for info in decode), default=None),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Seen:
+    """A candidate as it was made last, and what it was made of. None of its prompts was being computed here."""
+
+    info: RankInfo
+    report: _Report
+    requests: int
+    candidate: Candidate
 
 
 @dataclass(slots=True, eq=False)
@@ -121,22 +156,29 @@ class RankTable:
         self._drained_at_s: float | None = None
         """When a decode rank was last known to drain."""
         self._changed = asyncio.Event()
+        self._takers_known: _Takers | None = None
+        self._seen: dict[RankId, _Seen] = {}
 
     @property
     def ranks(self) -> Mapping[RankId, RankInfo]:
         return self._directory.ranks
 
-    def prefill_ranks(self) -> list[RankInfo]:
+    def prefill_ranks(self) -> Sequence[RankInfo]:
         """Prefill ranks that take new work."""
-        return [info for info in self.ranks.values() if info.role.is_prefill and self.takes_work(info)]
+        return self._takers.prefill
 
-    def decode_ranks(self) -> list[RankInfo]:
+    def decode_ranks(self) -> Sequence[RankInfo]:
         """Decode ranks that take new work."""
-        return [info for info in self.ranks.values() if info.role is RankRole.DECODE and self.takes_work(info)]
+        return self._takers.decode
 
-    def vision_ranks(self) -> list[RankInfo]:
+    def vision_ranks(self) -> Sequence[RankInfo]:
         """Vision ranks that take new work."""
-        return [info for info in self.ranks.values() if info.role is RankRole.VISION and self.takes_work(info)]
+        return self._takers.vision
+
+    @property
+    def context_tokens_max(self) -> int | None:
+        """The most that a decode rank holds which takes new work; None: there is none."""
+        return self._takers.context_tokens_max
 
     def room(self) -> int | None:
         """Requests that the decode ranks take at a time from this router, beside those of others; at least one each, so
@@ -146,11 +188,22 @@ class RankTable:
         return sum(max(1, room) for room in rooms) or None
 
     def candidate(self, info: RankInfo) -> Candidate:
-        work = self._work.get(info.rank_id, _Work())
+        work = self._work.get(info.rank_id) or _Work()
         report = self._report(info)
-        costs = self._meter.costs
-        row_s = costs.remote_s_per_token if info.role.is_prefill else costs.local_s_per_token
-        return Candidate(
+        seen = self._seen.get(info.rank_id)
+        if (
+            seen is not None
+            and seen.info is info
+            and seen.report is report
+            and seen.requests == work.requests
+            and not work.prefill_tokens
+        ):
+            return seen.candidate
+        row_s: float | None = None
+        if work.prefill_tokens:
+            costs = self._meter.costs
+            row_s = costs.remote_s_per_token if info.role.is_prefill else costs.local_s_per_token
+        candidate = Candidate(
             rank_id=info.rank_id,
             load=report.load,
             requests_elsewhere=report.requests_elsewhere,
@@ -160,6 +213,9 @@ class RankTable:
             requests_here=work.requests,
             prefill_tokens_here=work.tokens_left(self._clock.monotonic_s(), row_s),
         )
+        if not work.prefill_tokens:
+            self._seen[info.rank_id] = _Seen(info, report, work.requests, candidate)
+        return candidate
 
     def claim(self, rank_id: RankId, *, prefill_tokens: int = 0) -> Claim:
         """Count a dispatch on a rank at once, before any report shows it."""
@@ -178,11 +234,13 @@ class RankTable:
         """The rank refused work because it drains, or an operator wants it so. It takes none again: what comes in its
         place is another process."""
         self._said_draining[info.rank_id] = info.incarnation
+        self._takers_known = None
         self._note_drains()
 
     def readmit(self, info: RankInfo) -> None:
         """It takes work after all, unless it says itself that it drains."""
         self._said_draining.pop(info.rank_id, None)
+        self._takers_known = None
         self.wake()
 
     def takes_work(self, info: RankInfo) -> bool:
@@ -213,10 +271,18 @@ class RankTable:
         except TimeoutError:
             return
 
+    @property
+    def _takers(self) -> _Takers:
+        ranks, known = self.ranks, self._takers_known
+        if known is None or known.ranks is not ranks:
+            known = self._takers_known = _Takers.of(ranks, self.takes_work)
+            self._seen = {name: seen for name, seen in self._seen.items() if name in ranks}
+        return known
+
     def _report(self, info: RankInfo) -> _Report:
         """The last reply's, unless the rank has registered again since; of one that says nothing any more, nothing."""
         report = self._reports.get(info.rank_id)
-        if report is None or (report.incarnation, report.registered_ms) != (info.incarnation, info.time_unix_ms):
+        if report is None or report.registered_ms != info.time_unix_ms or report.incarnation != info.incarnation:
             report = self._reports[info.rank_id] = self._new_report(info, info.load)
         elif self._clock.monotonic_s() - report.heard_at_s > LOAD_BELIEVED_S:
             load = report.load

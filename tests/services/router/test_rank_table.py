@@ -187,3 +187,55 @@ def test_room_is_what_other_routers_leave_and_at_least_one_request_a_rank() -> N
     table.note_load(first, RankLoad(running=8, waiting=30, slots_total=8))
     assert table.room() == 16 + 1
     assert RankTable(Directory()).room() is None
+
+
+def test_who_takes_work_is_as_new_as_the_directory_and_as_the_last_refusal() -> None:
+    first, second = rank("decode-0"), rank("decode-1", context_tokens_max=300)
+    directory = Directory(first)
+    table = RankTable(directory)
+
+    def takers() -> list[str]:
+        return [info.rank_id for info in table.decode_ranks()]
+
+    assert (takers(), table.context_tokens_max) == (["decode-0"], 100)
+    directory.table = {info.rank_id: info for info in (first, second)}
+    assert (takers(), table.context_tokens_max) == (["decode-0", "decode-1"], 300)
+    table.note_draining(second)
+    assert (takers(), table.context_tokens_max) == (["decode-0"], 100)
+    table.readmit(second)
+    assert (takers(), table.context_tokens_max) == (["decode-0", "decode-1"], 300)
+    directory.table = {}
+    assert (takers(), table.context_tokens_max) == ([], None)
+
+
+def test_a_candidate_is_as_new_as_everything_it_is_made_of() -> None:
+    clock, meter = StoppedClock(), CostMeter()
+    info = rank("decode-0")
+    directory = Directory(info)
+    table = RankTable(directory, meter=meter, clock=clock)
+    meter.note_local(64.0, tokens=64)  # a second for each
+
+    def seen(now: RankInfo = info) -> tuple[int, int, int, int, float]:
+        one = table.candidate(now)
+        queued = one.prefill_tokens_queued
+        return one.requests_here, one.requests_elsewhere, queued, one.context_tokens_max, one.decode_load
+
+    assert seen() == (0, 1, 0, 100, 1 / 8)
+    claim = table.claim(info.rank_id)
+    assert seen() == (1, 1, 0, 100, 2 / 8)
+    prompt = table.claim(info.rank_id, prefill_tokens=40)
+    assert seen() == (2, 1, 40, 100, 3 / 8)
+    clock.now_s = 10.0
+    assert seen() == (2, 1, 30, 100, 3 / 8)
+    prompt.finish_prefill()
+    assert seen() == (2, 1, 0, 100, 3 / 8)
+    table.note_load(info, RankLoad(running=6, slots_total=8, prefill_tokens_queued=5))
+    assert seen() == (2, 4, 5, 100, 6 / 8)
+    claim.release()
+    prompt.release()
+    assert seen() == (0, 4, 5, 100, 4 / 8)
+    larger = replace(info, context_tokens_max=200, time_unix_ms=2000)
+    directory.table = {larger.rank_id: larger}
+    assert seen(larger) == (0, 1, 0, 200, 1 / 8)
+    clock.now_s += LOAD_BELIEVED_S + 1
+    assert seen(larger) == (0, 0, 0, 200, 0.0)
