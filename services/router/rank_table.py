@@ -85,6 +85,8 @@ class _Takers:
     decode: Sequence[RankInfo]
     vision: Sequence[RankInfo]
     context_tokens_max: int | None
+    decode_drains: bool
+    """A decode rank is about to end."""
 
     @classmethod
     def of(cls, ranks: Mapping[RankId, RankInfo], takes_work: Callable[[RankInfo], bool]) -> _Takers:
@@ -96,6 +98,7 @@ class _Takers:
             decode=decode,
             vision=[info for info in takers if info.role is RankRole.VISION],
             context_tokens_max=max((info.context_tokens_max for info in decode), default=None),
+            decode_drains=len(decode) < sum(info.role is RankRole.DECODE for info in ranks.values()),
         )
 
 
@@ -258,7 +261,7 @@ class RankTable:
 
     def _note_drains(self) -> None:
         drained = self._drains
-        self._drains = any(info.role is RankRole.DECODE and not self.takes_work(info) for info in self.ranks.values())
+        self._drains = self._takers.decode_drains
         if drained or self._drains:
             self._drained_at_s = self._clock.monotonic_s()
 
