@@ -176,16 +176,20 @@ def _index_scores() -> Iterator[Kernel]:
 
 
 def _selection() -> Iterator[Kernel]:
-    top = {"COUNT": 512, "CAPACITY": 2048}
+    top = {"COUNT": 512, "GROUP": 32}
     candidates = {"BLOCK": 8, "ENTRIES": 256}
     any_width = candidates | {"WIDTH": 32, "HEADS": 8, "KEYS": 64}
     yield from (
-        Kernel("top_entries", "maxima_kernel", TOP_SIGNATURE, {"GROUP": 32, "CHUNK": 64}),
-        Kernel("top_entries", "bound_kernel", TOP_SIGNATURE, {"COUNT": 512, "GROUPS": 4096}, {"num_warps": 8}),
-        Kernel(
-            "top_entries", "collect_kernel", TOP_SIGNATURE, {"CAPACITY": 2048, "GROUP": 32, "CHUNK": 1024, "TILE": 64}
+        Kernel("top_entries", "maxima_kernel", TOP_SIGNATURE, top | {"CHUNK": 2048}),
+        *(
+            Kernel(
+                "top_entries", "choose_kernel", TOP_SIGNATURE, top | {"CAPACITY": 2048, "SLOTS": 4096} | gathered, sizes
+            )
+            for gathered, sizes in (
+                ({"GATHERED": 8192}, {"num_warps": 16}),
+                ({"GATHERED": 4096}, {"num_warps": 8, "maxnreg": 80}),
+            )
         ),
-        Kernel("top_entries", "finish_kernel", TOP_SIGNATURE, top | {"CHUNK": 2048}, {"num_warps": 8}),
         *(
             Kernel(
                 "packed_index_scores",

@@ -45,12 +45,9 @@ TOP_SIGNATURE = {
     "stride": "i32",
     "visible": "*i32",
     "maxima": "*i32",
-    "groups": "i32",
-    "bounds": "*i32",
-    "kept_counts": "*i32",
-    "kept_orders": "*i32",
+    "slots": "i32",
+    "listed": "*i32",
     "kept_entries": "*i32",
-    "good_groups": "*i32",
     "out": "*i32",
 }
 MHC_SIGNATURE = {

@@ -128,6 +128,38 @@ def _hold_rows(queries, weights, row_start, row_count, ROWS: gl.constexpr, HEADS
 
 
 @gluon.jit
+def _heads_of_threads(table, ROWS: gl.constexpr, HEADS: gl.constexpr):
+    """[KEYS, ROWS · HEADS] -> HEADS / 4 tensors [KEYS, ROWS, 4]: heads of one thread, of the four that share a key."""
+    EACH: gl.constexpr = HEADS // 4
+    by_thread = table.reshape((KEYS, ROWS, EACH // 2, 4, 2)).permute((0, 1, 3, 2, 4))
+    heads = (by_thread.reshape((KEYS, ROWS, 4, EACH)),)
+    for bit in gl.static_range(6):
+        if 2**bit < EACH:
+            halves = ()
+            for place in gl.static_range(2**bit):
+                pairs = heads[place].reshape((KEYS, ROWS, 4, EACH // 2 ** (bit + 1), 2))
+                halves = halves + gl.split(pairs)
+            heads = halves
+    return heads
+
+
+@gluon.jit
+def _weighted_sums(products, halves, ROWS: gl.constexpr, HEADS: gl.constexpr):
+    """Products [KEYS, ROWS · HEADS] and half of each head's weight -> [KEYS, ROWS].
+
+    Each addition is fused with the multiplication of the same head, and which that is is not left to the compiler: it
+    chose differently for different rows, so that a score's bits depended on the row's place among those that share its
+    keys.
+    """
+    terms = _heads_of_threads(products + gl.abs(products), ROWS, HEADS)
+    weights = _heads_of_threads(halves[None, :].broadcast_to(products.shape), ROWS, HEADS)
+    sums = terms[0] * weights[0]
+    for place in gl.static_range(1, HEADS // 4):
+        sums = gl.fma(terms[place], weights[place], sums)
+    return gl.sum(sums.reshape((KEYS, ROWS, 4)), 2)
+
+
+@gluon.jit
 def _score_rows(
     even, odd, key_scale, held, scores, stride, tile_start, row_start, row_count, ROWS: gl.constexpr,
     HEADS: gl.constexpr,
@@ -142,8 +174,7 @@ def _score_rows(
     products = warpgroup_mma(even, held[0].permute((1, 0)), products, use_acc=False, is_async=True)
     products = warpgroup_mma(odd, held[1].permute((1, 0)), products, is_async=True)
     products = warpgroup_mma_wait(0, deps=[products])
-    terms = (products + gl.abs(products)) * held[2].load(gl.SliceLayout(0, product))[None, :]
-    sums = gl.sum(terms.reshape((KEYS, ROWS, HEADS)), 2)
+    sums = _weighted_sums(products, held[2].load(gl.SliceLayout(0, product)), ROWS, HEADS)
     layout: gl.constexpr = sums.type.layout
     sums = sums * gl.convert_layout(key_scale, gl.SliceLayout(1, layout))[:, None]
     row = gl.arange(0, ROWS, gl.SliceLayout(0, layout))

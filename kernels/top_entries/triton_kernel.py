@@ -1,12 +1,12 @@
-"""The best entries of each row in Triton, exactly, in four launches.
+"""The best entries of each row in Triton, exactly, in two launches.
 
     maxima      the best score of every few consecutive entries
-    bound       the count-th best of those: at least `count` scores are not below it, and not many more
-    collect     keeps the scores that are not below the bound, out of the groups whose best is not
-    finish      one program a row finds the exact score among what was kept, breaks ties by index, and sorts
+    choose      one program a row. Finds a bound that enough groups reach, and not many more; keeps the scores that are
+                not below it, out of those groups; finds the exact score among what was kept. All in order of entries,
+                so the first of equal scores are the lower entries, and the result is sorted.
 
-If more is kept than its buffer holds (scores that are nearly all equal), the last step searches the row itself: slow,
-and as exact.
+Rows that see few entries have smaller groups than the others: so many groups are left that a bound is useful. If more
+is kept than its buffer holds (scores that are nearly all equal), the row itself is searched: slow, and as exact.
 """
 
 from __future__ import annotations
@@ -16,12 +16,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-BOUND_BITS = tl.constexpr(20)
-"""Leading bits of the bound that are searched; the others are 0, which keeps a few scores more."""
 NOTHING = tl.constexpr(-2147483648)
 BEHIND = tl.constexpr(2147483647)
-GROUPS_EACH = 8
+GROUPS_EACH = tl.constexpr(8)
 """For each wanted entry, at most, but in rows so long that groups are as large as they get."""
+GROUP_MAX = 64
 
 
 @triton.jit
@@ -32,164 +31,206 @@ def _ordered(scores):
 
 
 @triton.jit
-def _best(orders, count, steps):
-    """The largest order with its first `steps` bits free and the others 0 that at least `count` of `orders` reach."""
-    best = count * 0 + NOTHING
-    step = (count * 0 + 1) << 30
-    for bit in range(steps):
-        # The sign bit first: from the least number to 0.
-        trial = tl.where(bit == 0, 0, best | (step >> (tl.maximum(bit, 1) - 1)))
-        best = tl.where(tl.sum((orders >= trial).to(tl.int32), 0) >= count, trial, best)
-    return best
+def _middle(low, high):
+    """Halfway from low to high, rounded up, without overflow."""
+    return (low | high) - ((low ^ high) >> 1)
 
 
 @triton.jit
-def maxima_kernel(scores, stride, visible, maxima, groups, GROUP: tl.constexpr, CHUNK: tl.constexpr):
-    row = tl.program_id(0)
-    group = tl.program_id(1) * CHUNK + tl.arange(0, CHUNK)
-    entry = group[:, None] * GROUP + tl.arange(0, GROUP)[None, :]
-    there = entry < tl.load(visible + row)
-    order = _ordered(tl.load(scores + row.to(tl.int64) * stride + entry, mask=there, other=0.0))
-    order = tl.max(tl.where(there, order, NOTHING), 1)
-    tl.store(maxima + row.to(tl.int64) * groups + group, order, mask=group < groups)
+def _bound(orders, low, there, count, most):
+    """The highest order that at least `count` of `orders` reach, or a lower one that at most `most` reach; and how many
+    do. `there` of them reach `low`, at least `count`."""
+    high = tl.max(orders, 0)
+    while (low < high) & (there > most):
+        trial = _middle(low, high)
+        number = tl.sum((orders >= trial).to(tl.int32), 0)
+        enough = number >= count
+        low = tl.where(enough, trial, low)
+        there = tl.where(enough, number, there)
+        high = tl.where(enough, high, trial - 1)
+    return low, there
 
 
 @triton.jit
-def bound_kernel(maxima, groups, bounds, kept_counts, COUNT: tl.constexpr, GROUPS: tl.constexpr):
-    row = tl.program_id(0)
-    group = tl.arange(0, GROUPS)
-    order = tl.load(maxima + row.to(tl.int64) * groups + group, mask=group < groups, other=NOTHING)
-    tl.store(bounds + row, _best(order, row * 0 + COUNT, BOUND_BITS))
-    tl.store(kept_counts + row, 0)
+def _store_maxima(scores, seen, start, maxima, EACH: tl.constexpr, COUNT: tl.constexpr, CHUNK: tl.constexpr):
+    """The best of every EACH of CHUNK scores; of every eighth of EACH if the row has few."""
+    SMALLER: tl.constexpr = (EACH + 7) // 8
+    if EACH > SMALLER and seen <= GROUPS_EACH * COUNT * SMALLER:
+        _store_maxima(scores, seen, start, maxima, SMALLER, COUNT, CHUNK)
+    else:
+        entry = start + tl.arange(0, CHUNK // EACH)[:, None] * EACH + tl.arange(0, EACH)[None, :]
+        order = _ordered(tl.load(scores + entry, mask=entry < seen, other=0.0))
+        order = tl.max(tl.where(entry < seen, order, NOTHING), 1)
+        group = start // EACH + tl.arange(0, CHUNK // EACH)
+        tl.store(maxima + group, order, mask=group * EACH < seen)
 
 
 @triton.jit
-def collect_kernel(
+def maxima_kernel(
+    scores, stride, visible, maxima, slots, COUNT: tl.constexpr, GROUP: tl.constexpr, CHUNK: tl.constexpr
+):
+    """Program (row, part): the maxima of CHUNK entries."""
+    row = tl.program_id(0).to(tl.int64)
+    start = tl.program_id(1) * CHUNK
+    seen = tl.load(visible + row)
+    if start < seen:
+        _store_maxima(scores + row * stride, seen, start, maxima + row * slots, GROUP, COUNT, CHUNK)
+
+
+@triton.jit
+def _bits(words):
+    """How many bits of a word are set; its sign bit counts."""
+    pairs = words - ((words >> 1) & 0x55555555)
+    fours = (pairs & 0x33333333) + ((pairs >> 2) & 0x33333333)
+    return ((((fours + (fours >> 4)) & 0x0F0F0F0F) * 0x01010101) >> 24) & 0xFF
+
+
+@triton.jit
+def _keep(
+    scores, seen, maxima, listed, kept_entries,
+    EACH: tl.constexpr, COUNT: tl.constexpr, CAPACITY: tl.constexpr, SLOTS: tl.constexpr, GATHERED: tl.constexpr,
+):  # fmt: skip
+    """Keep entries in order -> a bound that the scores of at least COUNT reach, and how many do; kept are the first.
+
+    Few of the scores that are read are kept. So each group, or half of one, becomes a word of bits first.
+    """
+    WORD: tl.constexpr = min(EACH, 32)
+    TILE: tl.constexpr = min(GATHERED // WORD, max(COUNT, 128))
+    group = tl.arange(0, SLOTS)
+    groups = (seen + (EACH - 1)) // EACH
+    best = tl.load(maxima + group, mask=group < groups, other=NOTHING)
+    bound = seen * 0 + NOTHING
+    number = groups
+    if groups > COUNT:
+        lowest = tl.min(tl.where(group < groups, best, BEHIND), 0)
+        bound, number = _bound(best, lowest, groups, COUNT, COUNT + COUNT // 8)
+    good = (best >= bound) & (group < groups)
+    tl.store(listed + tl.cumsum(good.to(tl.int32), 0) - 1, group, mask=good)
+    tl.debug_barrier()
+    total = seen * 0
+    words = number * (EACH // WORD)
+    for start in range(0, words, TILE):
+        slot = start + tl.arange(0, TILE)
+        first = tl.load(listed + slot // (EACH // WORD), mask=slot < words, other=0) * EACH
+        first += slot % (EACH // WORD) * WORD
+        place = tl.arange(0, WORD)[None, :]
+        there = (slot < words)[:, None] & (first[:, None] + place < seen)
+        order = _ordered(tl.load(scores + first[:, None] + place, mask=there, other=0.0))
+        word = tl.sum(tl.where(there & (order >= bound), tl.full((1, WORD), 1, tl.int32) << place, 0), 1)
+        each = _bits(word)
+        target = total + tl.cumsum(each, 0) - each
+        for _ in range(tl.max(each, 0)):
+            lowest_bit = word & -word
+            entry = first + _bits(lowest_bit - 1)
+            tl.store(kept_entries + target, entry, mask=(word != 0) & (target < CAPACITY))
+            word ^= lowest_bit
+            target += 1
+        total += tl.sum(each, 0)
+    tl.debug_barrier()
+    return bound, total
+
+
+@triton.jit
+def _keep_of_row(
+    scores, seen, maxima, listed, kept_entries,
+    EACH: tl.constexpr, COUNT: tl.constexpr, CAPACITY: tl.constexpr, SLOTS: tl.constexpr, GATHERED: tl.constexpr,
+):  # fmt: skip
+    """`_keep` with groups as `_store_maxima` has them."""
+    SMALLER: tl.constexpr = (EACH + 7) // 8
+    if EACH > SMALLER and seen <= GROUPS_EACH * COUNT * SMALLER:
+        bound, total = _keep_of_row(
+            scores, seen, maxima, listed, kept_entries, SMALLER, COUNT, CAPACITY, SLOTS, GATHERED
+        )
+    else:
+        bound, total = _keep(scores, seen, maxima, listed, kept_entries, EACH, COUNT, CAPACITY, SLOTS, GATHERED)
+    return bound, total
+
+
+@triton.jit
+def choose_kernel(
     scores,
     stride,
     visible,
     maxima,
-    groups,
-    bounds,
-    kept_counts,
-    kept_orders,
-    kept_entries,
-    good_groups,
-    CAPACITY: tl.constexpr,
-    GROUP: tl.constexpr,
-    CHUNK: tl.constexpr,
-    TILE: tl.constexpr,
-):
-    """Program (row, part) lists which of its CHUNK groups reach the bound, then reads those, TILE at a time."""
-    row = tl.program_id(0)
-    first = tl.program_id(1) * CHUNK
-    group = first + tl.arange(0, CHUNK)
-    bound = tl.load(bounds + row)
-    best = tl.load(maxima + row.to(tl.int64) * groups + group, mask=group < groups, other=NOTHING)
-    good = (best >= bound) & (best > NOTHING)
-    listed = good_groups + row.to(tl.int64) * groups + first
-    tl.store(listed + tl.cumsum(good.to(tl.int32), 0) - 1, group, mask=good)
-    tl.debug_barrier()
-    number = tl.sum(good.to(tl.int32), 0)
-    seen = tl.load(visible + row)
-    for start in range(0, number, TILE):
-        slot = start + tl.arange(0, TILE)
-        wanted = tl.load(listed + slot, mask=slot < number, other=0)
-        entry = wanted[:, None] * GROUP + tl.arange(0, GROUP)[None, :]
-        there = (slot < number)[:, None] & (entry < seen)
-        order = _ordered(tl.load(scores + row.to(tl.int64) * stride + entry, mask=there, other=0.0))
-        kept = there & (order >= bound)
-        # One place in the buffer for all that a tile keeps; within it in order.
-        each = tl.sum(kept.to(tl.int32), 1)
-        place = tl.atomic_add(kept_counts + row, tl.sum(each, 0), sem="relaxed")
-        place = place + (tl.cumsum(each, 0) - each)[:, None] + tl.cumsum(kept.to(tl.int32), 1) - 1
-        kept = kept & (place < CAPACITY)
-        tl.store(kept_orders + row * CAPACITY + place, order, mask=kept)
-        tl.store(kept_entries + row * CAPACITY + place, entry, mask=kept)
-
-
-@triton.jit
-def finish_kernel(
-    scores,
-    stride,
-    visible,
-    kept_counts,
-    kept_orders,
+    slots,
+    listed,
     kept_entries,
     out,
     COUNT: tl.constexpr,
     CAPACITY: tl.constexpr,
-    CHUNK: tl.constexpr,
+    GROUP: tl.constexpr,
+    SLOTS: tl.constexpr,
+    GATHERED: tl.constexpr,
 ):
-    row = tl.program_id(0)
-    total = tl.load(kept_counts + row)
-    target = out + row.to(tl.int64) * COUNT
-    if total <= CAPACITY:
+    row = tl.program_id(0).to(tl.int64)
+    seen = tl.load(visible + row)
+    scores += row * stride
+    maxima += row * slots
+    listed += row * slots
+    kept_entries += row * CAPACITY
+    target = out + row * COUNT
+    bound, total = _keep_of_row(scores, seen, maxima, listed, kept_entries, GROUP, COUNT, CAPACITY, SLOTS, GATHERED)
+    if total > CAPACITY:
+        _search_row(scores, seen, bound, total, target, COUNT, CAPACITY)
+    else:
         slot = tl.arange(0, CAPACITY)
         there = slot < total
-        order = tl.load(kept_orders + row * CAPACITY + slot, mask=there, other=NOTHING)
-        entry = tl.load(kept_entries + row * CAPACITY + slot, mask=there, other=BEHIND)
+        entry = tl.load(kept_entries + slot, mask=there, other=0)
+        order = tl.where(there, _ordered(tl.load(scores + entry, mask=there, other=0.0)), NOTHING)
         chosen = there
         if total > COUNT:
-            last = _best(order, total * 0 + COUNT, 32)
-            above = order > last
-            equal = (order == last) & there
-            room = COUNT - tl.sum(above.to(tl.int32), 0)
-            newest = BEHIND
-            if tl.sum(equal.to(tl.int32), 0) > room:
-                # The least entry such that `room` of the equal ones are not beyond it.
-                newest = room * 0
-                step = (room * 0 + 1) << 30
-                for bit in range(31):
-                    trial = newest | (step >> bit)
-                    newest = tl.where(tl.sum((equal & (entry < trial)).to(tl.int32), 0) < room, trial, newest)
-            chosen = above | (equal & (entry <= newest))
-        place = tl.cumsum(chosen.to(tl.int32), 0) - 1
-        number = tl.sum(chosen.to(tl.int32), 0)
-        tl.store(target + place, entry, mask=chosen)
-        tl.debug_barrier()
+            last, reached = _bound(order, bound, total, COUNT, COUNT)
+            chosen = there & (order >= last)
+            if reached > COUNT:
+                # Of those that equal the last score, the first.
+                above = order > last
+                equal = there & (order == last)
+                room = COUNT - tl.sum(above.to(tl.int32), 0)
+                chosen = above | (equal & (tl.cumsum(equal.to(tl.int32), 0) <= room))
+        tl.store(target + tl.cumsum(chosen.to(tl.int32), 0) - 1, entry, mask=chosen)
         slot = tl.arange(0, COUNT)
-        entry = tl.sort(tl.load(target + slot, mask=slot < number, other=BEHIND))
-        tl.debug_barrier()
-        tl.store(target + slot, tl.where(slot < number, entry, -1))
-    else:
-        _search_row(scores + row.to(tl.int64) * stride, tl.load(visible + row), target, COUNT, CHUNK)
+        tl.store(target + slot, slot * 0 - 1, mask=slot >= total)
 
 
 @triton.jit
-def _search_row(scores, seen, target, COUNT: tl.constexpr, CHUNK: tl.constexpr):
-    """Find the COUNT-th best score bit by bit over the whole row, then write in the order of entries."""
+def _search_row(scores, seen, low, reached, target, COUNT: tl.constexpr, CHUNK: tl.constexpr):
+    """Find the COUNT-th best score of a whole row, from `low` on, which `reached` reach; write in order of entries."""
     lane = tl.arange(0, CHUNK)
-    last = seen * 0 + NOTHING
-    step = (seen * 0 + 1) << 30
-    for bit in range(32):
-        # The sign bit first: from the least number to 0.
-        trial = tl.where(bit == 0, 0, last | (step >> (tl.maximum(bit, 1) - 1)))
+    high = low
+    for start in range(0, seen, CHUNK):
+        there = start + lane < seen
+        order = _ordered(tl.load(scores + start + lane, mask=there, other=0.0))
+        high = tl.maximum(high, tl.max(tl.where(there, order, NOTHING), 0))
+    while (low < high) & (reached > COUNT):
+        trial = _middle(low, high)
         number = seen * 0
         for start in range(0, seen, CHUNK):
             there = start + lane < seen
             order = _ordered(tl.load(scores + start + lane, mask=there, other=0.0))
             number += tl.sum((there & (order >= trial)).to(tl.int32), 0)
-        last = tl.where(number >= COUNT, trial, last)
+        enough = number >= COUNT
+        low = tl.where(enough, trial, low)
+        reached = tl.where(enough, number, reached)
+        high = tl.where(enough, high, trial - 1)
     above = seen * 0
     for start in range(0, seen, CHUNK):
         there = start + lane < seen
         order = _ordered(tl.load(scores + start + lane, mask=there, other=0.0))
-        above += tl.sum((there & (order > last)).to(tl.int32), 0)
+        above += tl.sum((there & (order > low)).to(tl.int32), 0)
     room = COUNT - above
     written = seen * 0
     for start in range(0, seen, CHUNK):
         there = start + lane < seen
         order = _ordered(tl.load(scores + start + lane, mask=there, other=0.0))
-        equal = there & (order == last)
-        chosen = (there & (order > last)) | (equal & (tl.cumsum(equal.to(tl.int32), 0) <= room))
+        equal = there & (order == low)
+        chosen = (there & (order > low)) | (equal & (tl.cumsum(equal.to(tl.int32), 0) <= room))
         tl.store(target + written + tl.cumsum(chosen.to(tl.int32), 0) - 1, start + lane, mask=chosen)
         room -= tl.sum(equal.to(tl.int32), 0)
         written += tl.sum(chosen.to(tl.int32), 0)
 
 
 def top_entries(
-    scores: Tensor, visible: Tensor, *, count: int, capacity: int | None = None, chunk: int = 2048, num_warps: int = 8
+    scores: Tensor, visible: Tensor, *, count: int, capacity: int | None = None, chunk: int = 2048
 ) -> Tensor:
     """As `whalepod.kernels.top_entries`, on a GPU, or in Triton's interpreter; `count` a power of two."""
     rows, entries = scores.shape
@@ -198,56 +239,43 @@ def top_entries(
         return out
     capacity = capacity or 4 * max(count, 512)
     group = group_entries(entries, count=count)
-    groups = triton.cdiv(entries, group)
-    lanes, chunk = chunk, max(1, chunk // group)
-    # Each begins at a whole vector, whatever the rows: for other pointers kernels would be compiled again.
-    sizes = [-(-size // 4) * 4 for size in (rows, rows, rows * groups, rows * groups)]
-    words = torch.empty(sum(sizes), dtype=torch.int32, device=scores.device)
-    bounds, kept_counts, maxima, good_groups = words.split(sizes)
-    kept = torch.empty(2, rows, capacity, dtype=torch.int32, device=scores.device)
+    # As many for short rows, which have fewer groups: or each length up to here would compile its own.
+    slots = max(triton.next_power_of_2(triton.cdiv(entries, group)), GROUPS_EACH.value * count)
+    maxima, listed = torch.empty(2, rows, slots, dtype=torch.int32, device=scores.device)
+    kept_entries = torch.empty(rows, capacity, dtype=torch.int32, device=scores.device)
     stride = scores.stride(0)
-    maxima_kernel[(rows, triton.cdiv(groups, chunk))](
-        scores, stride, visible, maxima, groups, GROUP=group, CHUNK=chunk, num_warps=4
+    maxima_kernel[(rows, triton.cdiv(entries, chunk))](
+        scores, stride, visible, maxima, slots, COUNT=count, GROUP=group, CHUNK=chunk, num_warps=4
     )
-    # As many lanes for short rows, which have fewer groups: or each length up to here would compile its own.
-    wide = max(triton.next_power_of_2(groups), GROUPS_EACH * count)
-    bound_kernel[(rows,)](maxima, groups, bounds, kept_counts, COUNT=count, GROUPS=wide, num_warps=num_warps)
-    collect_kernel[(rows, triton.cdiv(groups, lanes // 2))](
+    choose_kernel[(rows,)](
         scores,
         stride,
         visible,
         maxima,
-        groups,
-        bounds,
-        kept_counts,
-        kept[0],
-        kept[1],
-        good_groups,
-        CAPACITY=capacity,
-        GROUP=group,
-        CHUNK=lanes // 2,
-        TILE=max(1, min(lanes // 2, 2048 // group)),
-        num_warps=4,
-    )
-    finish_kernel[(rows,)](
-        scores,
-        stride,
-        visible,
-        kept_counts,
-        kept[0],
-        kept[1],
+        slots,
+        listed,
+        kept_entries,
         out,
         COUNT=count,
         CAPACITY=capacity,
-        CHUNK=lanes,
-        num_warps=num_warps,
+        GROUP=group,
+        SLOTS=slots,
+        **_sizes(scores),
     )
     return out
+
+
+def _sizes(scores: Tensor) -> dict[str, int]:
+    """Scores that a program of `choose_kernel` reads at a time, and its warps; where rows outnumber processors, fewer,
+    so that three programs share one."""
+    if scores.is_cuda and scores.shape[0] > torch.cuda.get_device_properties(scores.device).multi_processor_count:
+        return {"GATHERED": 4096, "num_warps": 8, "maxnreg": 80}
+    return {"GATHERED": 8192, "num_warps": 16}
 
 
 def group_entries(entries: int, *, count: int) -> int:
     """Entries whose best stands for them: a power of two that leaves up to GROUPS_EACH groups for each wanted entry."""
     group = 1
-    while group < 64 and entries > GROUPS_EACH * count * group:
+    while group < GROUP_MAX and entries > GROUPS_EACH.value * count * group:
         group *= 2
     return group

@@ -46,6 +46,7 @@ from whalepod.kernels.rms_norm import reference as norm_reference
 from whalepod.kernels.rms_norm import rms_norm, rms_norm_fp8
 from whalepod.kernels.router import reference as router_reference
 from whalepod.kernels.router import route
+from whalepod.kernels.top_entries import reference as top_reference
 from whalepod.kernels.top_entries import top_entries
 from whalepod.kernels.window_rows import reference as window_reference
 from whalepod.kernels.window_rows import write_window_rows
@@ -249,6 +250,18 @@ def test_candidates_and_the_best_among_them(entries: int) -> None:
     assert (chosen.long() != best).float().mean() < 0.02
     again = tables[segments.long()[:, None], chosen.long() // per_block] * per_block + chosen % per_block
     assert torch.equal(places, again)
+
+
+@pytest.mark.parametrize("count", [1, 512, 2048])
+@pytest.mark.parametrize("rows", [48, 384])
+def test_the_best_of_rows_that_see_few_and_many_entries(rows: int, count: int) -> None:
+    scores = draw(rows, 131_072)
+    visible = draw(rows, seed=1).sigmoid().mul(131_072).int()
+    visible[::3] //= 16
+    for given in (scores, scores.clamp(min=0), scores.mul(4).round(), scores.where(scores > 0, -torch.inf)):
+        assert torch.equal(
+            top_entries(given, visible, count=count), top_reference.top_entries(given, visible, count=count)
+        )
 
 
 @pytest.mark.parametrize("width", [32, 64])

@@ -67,5 +67,15 @@ def test_groups_of_several_entries_are_searched_exactly() -> None:
     assert_equal(wide.mul(2).round())
 
 
+@pytest.mark.parametrize("count", [1, COUNT])
+def test_rows_of_one_call_that_see_few_and_many_entries(count: int) -> None:
+    # Groups of 64, 8 and 1 entries in turn where 16 are wanted.
+    visible = torch.tensor([9000, 1025, 1024, 128, 129, 40, 1, 0], dtype=torch.int32)
+    wide = torch.randn(len(visible), 9000, generator=torch.Generator().manual_seed(2))
+    for given in (wide, wide.mul(2).round(), wide.clamp(max=0)):
+        out = triton_kernel.top_entries(given, visible, count=count)
+        assert torch.equal(out, reference.top_entries(given, visible, count=count))
+
+
 def test_a_row_that_is_not_contiguous_is_read_where_it_lies() -> None:
     assert_equal(scores(entries=600)[:, :300])
