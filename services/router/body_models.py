@@ -5,11 +5,12 @@ A field with a bad value is an InvalidFieldError that names it; ranges of sampli
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic_core import ErrorDetails
 
 from whalepod.core.errors import InvalidFieldError
 from whalepod.engine.interface import Fidelity
@@ -171,6 +172,17 @@ class DetokenizeBody(BaseModel):
     tokens: Any = None
 
 
+NOT_DONE: Mapping[str, str] = {
+    "allowed_token_ids": "ask for a form of the answer, or for logit_bias",
+    "bad_words": "logit_bias keeps single tokens away",
+    "logits_processors": "this server runs no code of its clients",
+    "prompt_embeds": "a prompt is text or token ids",
+    "truncate_prompt_tokens": "shorten the prompt before it is sent; /tokenize counts its tokens",
+    "return_tokens_as_token_ids": "return_token_ids gives the ids of a choice",
+    "use_beam_search": "tokens are sampled",
+}
+"""What other servers take and would answer otherwise: to ignore it would be another answer than was asked for."""
+
 Body = TypeVar("Body", bound=BaseModel)
 
 
@@ -181,10 +193,24 @@ def parse_body(model: type[Body], body: Mapping[str, Any]) -> Body:
     try:
         return model.model_validate(known)
     except ValidationError as error:
-        problem = error.errors(include_url=False, include_context=False)[0]
-        name = str(problem["loc"][0])
+        problem = _most_telling(error)
+        name, *inside = problem["loc"]
         message = problem["msg"][0].lower() + problem["msg"][1:]
-        raise InvalidFieldError(name, f"{name}: {message}") from None
+        raise InvalidFieldError(str(name), f"{name}{_place_in_field(inside)}: {message}") from None
+
+
+def _most_telling(error: ValidationError) -> ErrorDetails:
+    """Of what is wrong with the first bad field. A value that may be of several types is wrong for each of them: that
+    it is none of the first says less than what is wrong with it as the one that it is of."""
+    problems = error.errors(include_url=False, include_context=False)
+    first = [problem for problem in problems if problem["loc"][0] == problems[0]["loc"][0]]
+    return next((problem for problem in first if not problem["type"].endswith("_type")), first[0])
+
+
+def _place_in_field(steps: Sequence[int | str]) -> str:
+    """Numbers and names of fields; what the types of a union are called says nothing to a client."""
+    fields = StreamOptions.model_fields
+    return "".join(f"[{step}]" if isinstance(step, int) else f".{step}" if step in fields else "" for step in steps)
 
 
 @cache

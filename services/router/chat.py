@@ -15,7 +15,16 @@ from whalepod.model.prompt import ChatPrompt
 from whalepod.model.protocols import CHAT, MESSAGES, RESPONSES, Protocol
 
 from .answer_format import AnswerFormat, chat_format
-from .body_models import PromptScoresBody, SamplingBody, SeedBody, ServingBody, UserBody, parse_body, refuse_fields
+from .body_models import (
+    NOT_DONE,
+    PromptScoresBody,
+    SamplingBody,
+    SeedBody,
+    ServingBody,
+    UserBody,
+    parse_body,
+    refuse_fields,
+)
 from .chat_choice import ChatDelta, ChatEnd, stream_chat
 from .front_door import Caller, FrontDoor
 from .merging import merge
@@ -23,8 +32,8 @@ from .prompt_scores import ScoreBook, after_scores
 from .relay import Relay
 
 _REFUSED: Mapping[str, str] = {
+    **NOT_DONE,
     "include_stop_str_in_output": "the answer of a conversation ends before a stop string",
-    "use_beam_search": "tokens are sampled",
 }
 _KEEPS_NOTHING = "this server keeps no conversations; send the earlier turns again, their prefix is cached"
 REFUSED: Mapping[str, Mapping[str, str]] = {

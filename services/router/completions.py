@@ -13,7 +13,16 @@ from whalepod.engine.interface import Fidelity, FinishReason
 from whalepod.engine.sampling_params import SamplingParams
 
 from .answer_format import AnswerFormat, only_one, response_format, vllm_format
-from .body_models import CHOICES_MAX, CompletionBody, SamplingBody, ServingBody, UserBody, parse_body, refuse_fields
+from .body_models import (
+    CHOICES_MAX,
+    NOT_DONE,
+    CompletionBody,
+    SamplingBody,
+    ServingBody,
+    UserBody,
+    parse_body,
+    refuse_fields,
+)
 from .front_door import Caller, FrontDoor
 from .merging import merge
 from .prompt_scores import ScoreBook, after_scores
@@ -21,10 +30,7 @@ from .prompts import Prompt, TextPrompt, parse_prompts
 from .relay import Relay
 from .text_choice import TextDelta, TextEnd, TextEvent, TextOptions, TextScores, stream_text
 
-REFUSED: Mapping[str, str] = {
-    "suffix": "this model completes text at its end only",
-    "use_beam_search": "tokens are sampled",
-}
+REFUSED: Mapping[str, str] = {**NOT_DONE, "suffix": "this model completes text at its end only"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +83,10 @@ def parse_completion(body: Mapping[str, Any], front: FrontDoor) -> CompletionReq
     refuse_fields(body, REFUSED)
     if body.get("best_of") not in (None, serving.n):
         raise InvalidFieldError("best_of", "best_of is not supported: every choice that is generated is returned")
+    if body.get("add_special_tokens") not in (None, True):
+        raise InvalidFieldError(
+            "add_special_tokens", "add_special_tokens must be true: send token ids for a prompt without"
+        )
     if fields.prompt_logprobs is not None and serving.stream:
         raise InvalidFieldError("prompt_logprobs", "prompt_logprobs are not streamed: ask for echo with logprobs")
     vocab_size = front.language.vocab_size
