@@ -3,7 +3,10 @@
 
     python benchmarks/kv.py [--blocks N] [--payload-bytes N] [--rounds N] [--port N] [--link-mb N]
 
-One run, one server, the same blocks; contenders take turns, and each figure is the median of its rounds. The bound is
+One run, one server, the same blocks; contenders take short turns, every other round in the opposite order. A speed is
+the median of its rounds; a ratio is the median of the ratios of each round, between the better number of connections of
+either. SET is measured twice: to a server that has given its memory back (`FLUSHALL`), so that it is short of memory at
+each page, and, `reused`, to one that deletes before it stores, as a full store does. The bound is
 the better of raw sockets with 16 and with 4 commands at once: on one machine less in flight is faster. It looks at
 nothing and reads into one buffer; `raw + xxh3` hashes what it reads, as our client does, and `raw apart` leaves each
 block in memory of its own, as every other contender does. CPU is that of the client's process. Then 64 imports at once
@@ -22,7 +25,7 @@ import statistics
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
@@ -39,23 +42,45 @@ RELEASE_PAYLOAD_BYTES = 227_840
 """256 tokens of 890 bytes."""
 PEERS = Path(__file__).parent.parent / ".bench-peers"
 """Made by `make bench-peers`."""
-ROUND_S = 0.3
+TURN_S = 0.05
 """A contender's turn lasts at least this long."""
+TIMES_PYTHON_ALONE = 4
+"""Turns of what takes a second."""
 
 
 @dataclass(frozen=True, slots=True)
-class Speed:
-    """Payload bytes a second, in GB/s."""
+class Speeds:
+    """Payload bytes a second, in GB/s, of each round."""
 
-    set_gbs: float
-    get_gbs: float
+    set: list[float] = field(default_factory=list[float])
+    set_reused: list[float] = field(default_factory=list[float])
+    get: list[float] = field(default_factory=list[float])
+    get_cpu_s_per_gb: list[float] = field(default_factory=list[float])
+
+
+@dataclass(frozen=True, slots=True)
+class Best:
+    """The better number of connections of one kind of contender, for each direction."""
+
+    set: list[float]
+    set_reused: list[float]
+    get: list[float]
+
+    @classmethod
+    def of(cls, speeds: dict[str, Speeds], prefix: str) -> Best:
+        chosen = [each for name, each in speeds.items() if name.startswith(prefix)]
+        return cls(
+            set=max((each.set for each in chosen), key=statistics.median),
+            set_reused=max((each.set_reused for each in chosen), key=statistics.median),
+            get=max((each.get for each in chosen), key=statistics.median),
+        )
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--blocks", type=int, default=4 * RUN_BLOCKS, help="moved at once, a multiple of 16")
     parser.add_argument("--payload-bytes", type=int, default=RELEASE_PAYLOAD_BYTES, help="of one block")
-    parser.add_argument("--rounds", type=int, default=5, help="turns of each contender")
+    parser.add_argument("--rounds", type=int, default=16, help="turns of each contender")
     parser.add_argument("--link-mb", type=float, default=500.0, help="MB/s of the link that imports share")
     parser.add_argument("--port", type=int, default=16390, help="for the server that is started here")
     options = parser.parse_args()
@@ -72,7 +97,7 @@ def main() -> None:
         )
         print(f"{options.blocks} blocks of {options.payload_bytes} bytes, batches of {RUN_BLOCKS}, copies at "
               f"{_copy_gbs(work):.1f} GB/s")  # fmt: skip
-        print(f"{'':6}{'':34}{'SET GB/s':>10}{'GET GB/s':>10}{'GET CPU s/GB':>14}")
+        print(f"{'':6}{'':34}{'SET GB/s':>10}{'reused':>10}{'GET GB/s':>10}{'GET CPU s/GB':>14}")
         figures: dict[str, float] = {}
         speeds = {
             where: _measured(address, work, rounds=options.rounds, where=where, library=library, figures=figures)
@@ -100,7 +125,7 @@ def _measured(
     where: str,
     library: Path | None,
     figures: dict[str, float],
-) -> dict[str, Speed]:
+) -> dict[str, Speeds]:
     ours = [Ours(address, work, connections=connections) for connections in (1, 2, 4)]
     contenders: list[Contender] = [
         *ours,
@@ -111,30 +136,29 @@ def _measured(
         *(Raw(address, work, connections=count, at_once=4, apart=True) for count in (1, 2)),
     ]
     admin = redis_client(address)
-    sets: dict[str, list[float]] = {contender.name: [] for contender in contenders}
-    gets: dict[str, list[float]] = {contender.name: [] for contender in contenders}
-    cpu: dict[str, list[float]] = {contender.name: [] for contender in contenders}
-    for _ in range(rounds):
-        for contender in contenders:
-            empty = partial(admin.flushall, asynchronous=False)
-            sets[contender.name].append(_gbs(contender.set, work, before=empty)[0])
+    speeds = {contender.name: Speeds() for contender in contenders}
+    names = [*work.names, *(f"peer:{number}" for number in range(len(work.names)))]
+    for number in range(rounds):
+        for contender in reversed(contenders) if number % 2 else contenders:
+            speed, empty = speeds[contender.name], partial(admin.flushall, asynchronous=False)
+            speed.set.append(_gbs(contender.set, work, before=empty)[0])
+            speed.set_reused.append(_gbs(contender.set, work, before=partial(admin.delete, *names))[0])
             gbs, cpu_s_per_gb = _gbs(contender.get, work)
-            gets[contender.name].append(gbs)
-            cpu[contender.name].append(cpu_s_per_gb)
+            speed.get.append(gbs)
+            speed.get_cpu_s_per_gb.append(cpu_s_per_gb)
     if where == "tcp":
         admin.flushall(asynchronous=False)
         ours[0].set()
         figures["p99_ms"] = _p99_ms(ours[1], ours[0])
         print(f"{'':6}one block at a time while others move all: p99 {figures['p99_ms']:.1f} ms")
-        figures |= _beside_a_busy_thread(ours[0], work, rounds=rounds)
+        figures |= _beside_a_busy_thread(ours[0], work)
         _say_what_a_lost_key_does(admin, work, contenders)
-    speeds: dict[str, Speed] = {}
     for contender in contenders:
         contender.close()
-        speed = Speed(statistics.median(sets[contender.name]), statistics.median(gets[contender.name]))
-        speeds[contender.name] = speed
-        spent = "" if isinstance(contender, LmCache) else f"{statistics.median(cpu[contender.name]):14.3f}"
-        print(f"{where:6}{contender.name:34}{speed.set_gbs:10.2f}{speed.get_gbs:10.2f}{spent}")
+        speed = speeds[contender.name]
+        columns = [statistics.median(each) for each in (speed.set, speed.set_reused, speed.get)]
+        spent = "" if isinstance(contender, LmCache) else f"{statistics.median(speed.get_cpu_s_per_gb):14.3f}"
+        print(f"{where:6}{contender.name:34}" + "".join(f"{gbs:10.2f}" for gbs in columns) + spent)
     admin.close()
     return speeds
 
@@ -155,7 +179,7 @@ def _p99_ms(busy: Ours, asking: Ours) -> float:
     return round(1000 * seconds[int(0.99 * len(seconds))], 2)
 
 
-def _beside_a_busy_thread(ours: Ours, work: Work, *, rounds: int) -> dict[str, float]:
+def _beside_a_busy_thread(ours: Ours, work: Work) -> dict[str, float]:
     """Reads while another thread of the process computes in Python, as an engine does: with the native half and
     without."""
     stop = threading.Event()
@@ -169,7 +193,7 @@ def _beside_a_busy_thread(ours: Ours, work: Work, *, rounds: int) -> dict[str, f
     thread = threading.Thread(target=compute)
     thread.start()
     try:
-        for _ in range(rounds):
+        for _ in range(TIMES_PYTHON_ALONE):
             for is_native in speeds:
                 pipeline.NATIVE = native if is_native else None
                 speeds[is_native].append(_gbs(ours.get, work)[0])
@@ -198,7 +222,7 @@ def _gbs(move: Callable[[], object], work: Work, *, before: Callable[[], object]
     spent_s = cpu_s = 0.0
     moved = 0
     owner = getattr(move, "__self__", None)
-    while spent_s < ROUND_S:
+    while spent_s < TURN_S:
         if before is not None:
             before()
         start_s, start_cpu_s = time.perf_counter(), time.process_time()
@@ -220,43 +244,35 @@ def _copy_gbs(work: Work) -> float:
     return _gbs(copy, work)[0]
 
 
-def _summary(tcp: dict[str, Speed], unix: dict[str, Speed]) -> dict[str, float]:
-    ours, raw, hashed, peer = (_best(tcp, name) for name in ("whalepod", "raw,", "raw + xxh3", "redis-py"))
-    ours_unix, raw_unix = _best(unix, "whalepod"), _best(unix, "raw,")
-    raw_16, apart = _best(tcp, "raw, 16"), _best(tcp, "raw apart")
-    raw_16_unix, apart_unix = _best(unix, "raw, 16"), _best(unix, "raw apart")
-    lmcache = _best(tcp, "LMCache") if any(name.startswith("LMCache") for name in tcp) else None
+def _summary(tcp: dict[str, Speeds], unix: dict[str, Speeds]) -> dict[str, float]:
+    ours, ours_unix = Best.of(tcp, "whalepod"), Best.of(unix, "whalepod")
     figures = {
-        "set_gbs": ours.set_gbs,
-        "get_gbs": ours.get_gbs,
-        "set_over_raw": ours.set_gbs / raw.set_gbs,
-        "get_over_raw": ours.get_gbs / raw.get_gbs,
-        "get_over_raw_hashed": ours.get_gbs / hashed.get_gbs,
-        "get_over_raw_apart": ours.get_gbs / apart.get_gbs,
-        "set_over_raw_16": ours.set_gbs / raw_16.set_gbs,
-        "get_over_raw_16": ours.get_gbs / raw_16.get_gbs,
-        **(
-            {"set_over_lmcache": ours.set_gbs / lmcache.set_gbs, "get_over_lmcache": ours.get_gbs / lmcache.get_gbs}
-            if lmcache
-            else {}
-        ),
-        "set_over_redis_py": ours.set_gbs / peer.set_gbs,
-        "get_over_redis_py": ours.get_gbs / peer.get_gbs,
-        "unix_set_gbs": ours_unix.set_gbs,
-        "unix_get_gbs": ours_unix.get_gbs,
-        "unix_set_over_raw": ours_unix.set_gbs / raw_unix.set_gbs,
-        "unix_get_over_raw": ours_unix.get_gbs / raw_unix.get_gbs,
-        "unix_get_over_raw_apart": ours_unix.get_gbs / apart_unix.get_gbs,
-        "unix_set_over_raw_16": ours_unix.set_gbs / raw_16_unix.set_gbs,
-        "unix_get_over_raw_16": ours_unix.get_gbs / raw_16_unix.get_gbs,
+        "set_gbs": statistics.median(ours.set),
+        "set_reused_gbs": statistics.median(ours.set_reused),
+        "get_gbs": statistics.median(ours.get),
+        "unix_set_gbs": statistics.median(ours_unix.set),
+        "unix_get_gbs": statistics.median(ours_unix.get),
     }
+    others = {"raw": "raw,", "raw_hashed": "raw + xxh3", "raw_apart": "raw apart", "raw_16": "raw, 16"}
+    for name, prefix in {**others, "lmcache": "LMCache", "redis_py": "redis-py"}.items():
+        if any(each.startswith(prefix) for each in tcp):
+            figures |= {f"{way}_over_{name}": ratio for way, ratio in _ratios(ours, Best.of(tcp, prefix)).items()}
+        if any(each.startswith(prefix) for each in unix):
+            ratios = _ratios(ours_unix, Best.of(unix, prefix))
+            figures |= {f"unix_{way}_over_{name}": ratio for way, ratio in ratios.items()}
     return {name: round(value, 3) for name, value in figures.items()}
 
 
-def _best(speeds: dict[str, Speed], prefix: str) -> Speed:
-    """The better number of connections, for each direction."""
-    chosen: Sequence[Speed] = [speed for name, speed in speeds.items() if name.startswith(prefix)]
-    return Speed(max(speed.set_gbs for speed in chosen), max(speed.get_gbs for speed in chosen))
+def _ratios(ours: Best, theirs: Best) -> dict[str, float]:
+    """Medians of those of each round."""
+    pairs = {
+        "set": (ours.set, theirs.set),
+        "set_reused": (ours.set_reused, theirs.set_reused),
+        "get": (ours.get, theirs.get),
+    }
+    return {
+        way: statistics.median(mine / other for mine, other in zip(*pair, strict=True)) for way, pair in pairs.items()
+    }
 
 
 if __name__ == "__main__":

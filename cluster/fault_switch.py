@@ -23,6 +23,7 @@ from whalepod.core.clock import Clock, Deadline
 from whalepod.core.credentials import ClusterSecret, Purpose
 from whalepod.core.errors import AuthenticationError, InvalidFieldError, ServingError
 from whalepod.kvstore.transport import (
+    Asked,
     MadeValues,
     Place,
     Renewal,
@@ -85,6 +86,9 @@ class FaultyStore:
     def exists(self, shard: Place, keys: Sequence[bytes], *, deadline: Deadline) -> list[bool] | None:
         self._linger(deadline)
         return self._transport.exists(shard, keys, deadline=deadline)
+
+    def ask(self, keys: Sequence[bytes]) -> Asked | None:
+        return None if self._switch.store_delay_s else self._transport.ask(keys)
 
     def read(
         self,

@@ -25,14 +25,16 @@ from .held_values import HeldValues
 from .missing_keys import MissingKeys
 from .native_reads import Verdict
 from .renewals import Renewals
-from .store_keys import block_store_key
-from .transport import Place, Renewal, ValueToWrite, ValueTransport, Written
+from .store_keys import block_store_key, block_store_keys
+from .transport import Asked, Place, Renewal, ValueToWrite, ValueTransport, Written
 from .value_format import HEADER_BYTES, Header, Refusal, parse_header
 from .value_sinks import Rejected, WantedBlocks
 from .value_writer import BlocksToWrite, BlockToPut, ValueWriter
 
 logger = logging.getLogger(__name__)
 
+ASKED_BLOCKS = 3
+"""Asked for before a fetch is prepared: about as much as keeps a server busy so long."""
 BATCHES_AT_ONCE = 4
 """Of one exchange. With more the server is idle less often, and another caller waits longer for a connection."""
 
@@ -93,6 +95,7 @@ class BlockBatches:
         self._writer = writer
         self._renewals = renewals
         self._threads = threads
+        self._blocks_max = max(1, writer.settings.batch_bytes_max // writer.block_bytes)
 
     @property
     def available(self) -> bool:
@@ -105,12 +108,23 @@ class BlockBatches:
         known = [speed for shard in self._transport.shards if (speed := shard.read_bytes_per_s) is not None]
         return min(known, default=None)
 
+    def ask(self, keys: Sequence[BlockKey]) -> Asked | None:
+        """Ask for the first few blocks of a chain that is about to be fetched. None: nothing was asked."""
+        if len(keys) <= ASKED_BLOCKS or keys[0].run != keys[ASKED_BLOCKS].run or self._blocks_max <= ASKED_BLOCKS:
+            return None
+        names = block_store_keys(keys[:ASKED_BLOCKS])
+        return None if self._missing.before_first(names) < ASKED_BLOCKS else self._transport.ask(names)
+
     def fetch(self, blocks: WantedBlocks, wanted: Sequence[int], *, deadline: Deadline) -> None:
         """Fill the buffers of the leading ones of `wanted` (numbers of `blocks`, ascending); those past the first gap
         may be left out. Corrupt values leave the store."""
         if not wanted:
             return
-        self._until_gap(rows(blocks.keys, wanted), lambda chosen: self._fetch(blocks, rows(wanted, chosen), deadline))
+        self._until_gap(
+            rows(blocks.keys, wanted),
+            lambda chosen: self._fetch(blocks, rows(wanted, chosen), deadline),
+            lanes=self._writer.settings.data_connections,
+        )
         for number in wanted if blocks.rejected else ():
             rejected = blocks.rejected.pop(number, None)
             if rejected is not None:
@@ -130,6 +144,7 @@ class BlockBatches:
         return self._until_gap(
             [block.key for block in blocks],
             lambda chosen: self._put(rows(blocks, chosen), deadline),
+            lanes=self._writer.settings.data_connections if self._writer.mac is not None else 1,
         )
 
     def _fetch(self, blocks: WantedBlocks, numbers: Sequence[int], deadline: Deadline) -> bytes:
@@ -211,8 +226,7 @@ class BlockBatches:
 
     def _batches(self, keys: Sequence[BlockKey]) -> list[slice]:
         """Consecutive keys of one run, within the limit of bytes."""
-        writer = self._writer
-        blocks_max = max(1, writer.settings.batch_bytes_max // (HEADER_BYTES + writer.layout.payload_bytes))
+        blocks_max = self._blocks_max
         batches: list[slice] = []
         start = 0
         for _, run in groupby([key.run for key in keys]):
@@ -221,22 +235,24 @@ class BlockBatches:
             start = end
         return batches
 
-    def _exchanges(self, keys: Sequence[BlockKey], batches: Sequence[slice]) -> list[list[int]]:
-        """Numbers of batches by the exchange that moves them. A server's are dealt to its connections, so that all of
-        them work from the front."""
+    def _exchanges(self, keys: Sequence[BlockKey], batches: Sequence[slice], lanes: int) -> list[list[list[int]]]:
+        """Numbers of batches by the exchange that moves them, by the thread that has it. A server's are dealt to
+        `lanes` threads, so that all of them work from the front; one keeps a server on this machine busy."""
         by_shard: dict[Place, list[int]] = defaultdict(list)
         for number, batch in enumerate(batches):
             by_shard[self._transport.shard_of(block_store_key(keys[batch.start]))].append(number)
-        lanes, exchanges = self._writer.settings.data_connections, list[list[int]]()
-        for numbers in by_shard.values():
-            for lane in range(lanes):
-                own = numbers[lane::lanes]
-                exchanges += [own[at : at + BATCHES_AT_ONCE] for at in range(0, len(own), BATCHES_AT_ONCE)]
-        return sorted(exchanges)
+        jobs = list[list[list[int]]]()
+        for shard, numbers in by_shard.items():
+            step = 1 if shard.is_local else lanes
+            for lane in range(min(step, len(numbers))):
+                own = numbers[lane::step]
+                jobs.append([own[at : at + BATCHES_AT_ONCE] for at in range(0, len(own), BATCHES_AT_ONCE)])
+        return sorted(jobs)
 
-    def _until_gap(self, keys: Sequence[BlockKey], work: Callable[[Sequence[int]], bytes]) -> int:
+    def _until_gap(self, keys: Sequence[BlockKey], work: Callable[[Sequence[int]], bytes], *, lanes: int) -> int:
         """Work through all keys, count the leading ones done. What lies past a gap already seen is left out.
-        `work`: does what belongs to some keys of one server, and tells which of them it has done: not 0."""
+        `work`: does what belongs to some keys of one server, and tells which of them it has done: not 0. `lanes`:
+        threads a server."""
         batches = self._batches(keys)
         done = [0] * len(batches)
         gaps: list[int] = []
@@ -254,8 +270,13 @@ class BlockBatches:
                 if done[number] < size:
                     gaps.append(number)
 
-        exchanges = self._exchanges(keys, batches) if self._transport.shards else [[n] for n in range(len(batches))]
-        self._threads.run([lambda numbers=numbers: attempt(numbers) for numbers in exchanges])
+        def attempt_all(exchanges: Sequence[Sequence[int]]) -> None:
+            for numbers in exchanges:
+                attempt(numbers)
+
+        here = [[[number] for number in range(len(batches))]]
+        jobs = self._exchanges(keys, batches, lanes) if self._transport.shards else here
+        self._threads.run([lambda exchanges=exchanges: attempt_all(exchanges) for exchanges in jobs])
         first_gap = min(gaps, default=len(batches) - 1)
         return sum(done[: first_gap + 1])
 

@@ -11,14 +11,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
+from whalepod.core.block_keys import BlockKey
 from whalepod.core.clock import Deadline
 
 from . import metrics
-from .block_batches import BlockBatches
+from .block_batches import ASKED_BLOCKS, BlockBatches
 from .columns import rows
 from .missing_keys import MissingKeys
 from .node_cache import NodeCache
 from .single_flight import SingleFlight
+from .transport import Asked
 from .value_sinks import WantedBlocks
 
 PREFER_DIRECT = 2.0
@@ -40,6 +42,16 @@ class BlockReader:
         self._missing = missing
         self._cache = cache
         self._flights = SingleFlight()
+
+    def ask(
+        self, keys: Sequence[BlockKey], *, peer: bool, block_worth_s: float | None, block_bytes: int
+    ) -> Asked | None:
+        """Ask the store for the first of some blocks that are about to be read, if that is where they will come from.
+        None: nothing was asked."""
+        store = self._store
+        if store is None or peer or self._cache is not None or not _pays(store, block_bytes, block_worth_s):
+            return None
+        return None if self._flights.flies([key.hash for key in keys[:ASKED_BLOCKS]]) else store.ask(keys)
 
     def read(
         self,
@@ -82,6 +94,8 @@ class BlockReader:
         seats = self._flights.board(rows(blocks.hashes, wanted), lambda place: blocks.view(wanted[place]))
         own = [number for place, number in enumerate(wanted) if place not in seats] if seats else wanted
         try:
+            if blocks.asked is not None and list(own[: ASKED_BLOCKS + 1]) != [*range(ASKED_BLOCKS + 1)]:
+                blocks.asked.drop(deadline=deadline)  # nobody waits for others and holds a connection
             self._store.fetch(blocks, own, deadline=deadline)
         finally:
             self._flights.land(rows(blocks.hashes, own), lambda place: blocks.arrived(own[place]))
@@ -103,10 +117,14 @@ class BlockReader:
         return numbers[: self._missing.before_first(rows(blocks.names, numbers))]
 
 
+def _pays(source: BlockBatches, block_bytes: int, block_worth_s: float | None) -> bool:
+    speed = source.read_bytes_per_s
+    return block_worth_s is None or speed is None or block_bytes / speed < block_worth_s
+
+
 def _is_worth(source: BlockBatches, blocks: WantedBlocks, block_worth_s: float | None) -> bool:
-    speed, block_bytes = source.read_bytes_per_s, blocks.headers.layout.payload_bytes
     all_there = blocks.verified == len(blocks.keys)
-    if block_worth_s is None or speed is None or all_there or block_bytes / speed < block_worth_s:
+    if all_there or _pays(source, blocks.headers.layout.payload_bytes, block_worth_s):
         return True
     metrics.FETCHES_NOT_WORTH.inc()
     return False

@@ -152,16 +152,26 @@ class KvClient:
         size, or one that is not writable or not one run of bytes.
         """
         assert self._required_writer
-        blocks = WantedBlocks(keys, buffers, self._headers, exact_only=exact_only, mac=self._mac)
         peer = self._peer(handed_off_by)
         with metrics.FETCH_SECONDS.labels("block").time():
-            self._reader.read(
-                blocks,
-                deadline=deadline,
-                peer=peer.batches if peer else None,
-                told=handed_off_by is not None,
-                block_worth_s=block_worth_s,
-            )
+            asked = None
+            if not deadline.expired:
+                block_bytes = self._headers.layout.payload_bytes
+                asked = self._reader.ask(
+                    keys, peer=peer is not None, block_worth_s=block_worth_s, block_bytes=block_bytes
+                )
+            try:
+                blocks = WantedBlocks(keys, buffers, self._headers, exact_only=exact_only, mac=self._mac, asked=asked)
+                self._reader.read(
+                    blocks,
+                    deadline=deadline,
+                    peer=peer.batches if peer else None,
+                    told=handed_off_by is not None,
+                    block_worth_s=block_worth_s,
+                )
+            finally:
+                if asked is not None:
+                    asked.drop(deadline=deadline)
         count, exact = leading(blocks.verdicts), Verdict.EXACT
         return Fetched(count=count, exact=tuple([verdict == exact for verdict in blocks.verdicts[:count]]))
 

@@ -73,6 +73,10 @@ class FaultyPlace:
     read_bytes_per_s: float | None = None
     corrupt: int = 0
 
+    @property
+    def is_local(self) -> bool:
+        return True
+
     def note_corrupt(self) -> None:
         self.corrupt += 1
 
@@ -112,6 +116,9 @@ class FaultyTransport:
                 return None
             found.append(key in self.values)
         return found
+
+    def ask(self, keys: Sequence[bytes]) -> None:
+        """Not here."""
 
     def read(
         self,

@@ -8,6 +8,7 @@ import sysconfig
 from array import array
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 from xxhash import _xxhash  # pyright: ignore[reportAttributeAccessIssue]  its compiled half has no stub
 
@@ -15,7 +16,7 @@ from .faults import FaultReason, StoreFault
 from .value_format import BytesLike
 
 FAULTS = (None, FaultReason.TIMEOUT, FaultReason.RESET, FaultReason.PROTOCOL)
-"""By what `NativeLibrary.read` and `write` return."""
+"""By what the C halves say of a connection."""
 TIMEOUT_NS_MAX = 3600 * 10**9
 _BUFFER_WORDS = 10
 """Of 8 bytes, in a `Py_buffer`."""
@@ -32,6 +33,28 @@ class Ahead(ctypes.Structure):
     )
 
 
+class ReadAhead:
+    """A connection for the C halves: its descriptor and what was received before it was asked for, [start, end) of
+    `buffer`."""
+
+    __slots__ = ("_held", "buffer", "descriptor", "end", "start")
+
+    def __init__(self, descriptor: int, buffer: bytearray, start: int, end: int) -> None:
+        self.descriptor = descriptor
+        self.buffer = buffer
+        self.start = start
+        self.end = end
+
+    def lent(self) -> Ahead:
+        """Where it is; it stays there until `returned`."""
+        self._held = ctypes.c_char.from_buffer(self.buffer)
+        return Ahead(ctypes.addressof(self._held), len(self.buffer), self.start, self.end)
+
+    def returned(self, ahead: Ahead) -> None:
+        del self._held
+        self.start, self.end = ahead.start, ahead.end
+
+
 class NativeLibrary:
     """The loaded library."""
 
@@ -39,12 +62,13 @@ class NativeLibrary:
         """Raises OSError if it cannot be loaded, AttributeError if it is another one, or of other sources: the name of
         a function goes with the layout of what is passed."""
         free, locked = ctypes.CDLL(str(path)), ctypes.PyDLL(str(path))
-        self._read, self._write = free.whalepod_read_columns, free.whalepod_write_columns
-        for moves in (self._read, self._write):
-            moves.argtypes = (
-                ctypes.c_int, ctypes.c_void_p, ctypes.POINTER(Ahead), ctypes.c_void_p, ctypes.c_int64
-            )  # fmt: skip
-            moves.restype = ctypes.c_int
+        self._read, self._write = free.whalepod_read_batch, free.whalepod_write_lanes
+        self._read.argtypes = (
+            ctypes.c_int, ctypes.c_void_p, ctypes.POINTER(Ahead), ctypes.c_void_p, ctypes.c_int64
+        )  # fmt: skip
+        self._read.restype = ctypes.c_int
+        self._write.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64)
+        self._write.restype = None
         self._hold, self._release = locked.whalepod_hold, locked.whalepod_release
         self._hold.argtypes = (
             ctypes.py_object, ctypes.c_int64, ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p,
@@ -57,13 +81,11 @@ class NativeLibrary:
 
     def read(self, descriptor: int, reading: int, ahead: Ahead, *, timeout_s: float) -> StoreFault | None:
         """`reading`: address of a `struct reading`. What put the connection in doubt. Runs without the interpreter."""
-        reason = FAULTS[self._read(descriptor, reading, ahead, self._hash_at, _nanoseconds(timeout_s))]
-        return StoreFault(reason, "receive") if reason else None
+        return fault_of(self._read(descriptor, reading, ahead, self._hash_at, _nanoseconds(timeout_s)))
 
-    def write(self, descriptor: int, writing: int, ahead: Ahead, *, timeout_s: float) -> StoreFault | None:
-        """`writing`: address of a `struct writing`. What put the connection in doubt. Runs without the interpreter."""
-        reason = FAULTS[self._write(descriptor, writing, ahead, self._hash_at, _nanoseconds(timeout_s))]
-        return StoreFault(reason, "send or receive") if reason else None
+    def write(self, writing: ctypes.Structure, lanes: ctypes.Array[Any], *, timeout_s: float) -> None:
+        """A `struct writing` and its lanes, which say how far they came. Runs without the interpreter."""
+        self._write(ctypes.byref(writing), lanes, self._hash_at, _nanoseconds(timeout_s))
 
     def hold(self, buffers: Sequence[BytesLike], *, writable: bool = False) -> HeldBuffers:
         """Raises BufferError on one that is not one run of bytes or, with `writable`, cannot be written."""
@@ -95,6 +117,12 @@ class HeldBuffers:
         """Idempotent."""
         taken, self.taken.value = self.taken.value, 0
         self._release(self.at, taken)
+
+
+def fault_of(result: int) -> StoreFault | None:
+    """Of a connection in the C halves: what put it in doubt."""
+    reason = FAULTS[result]
+    return StoreFault(reason, "receive or send") if reason else None
 
 
 def address_of(column: array[int]) -> int:

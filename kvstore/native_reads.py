@@ -1,6 +1,6 @@
 """The C half of reading values: `read_values.c`.
 
-columns of a batch ──▶ whalepod_read_columns (no interpreter, no lock) ──▶ how many arrived as foreseen, a verdict each
+columns of a batch ──▶ whalepod_read_batch (no interpreter, no lock) ──▶ how many arrived as foreseen, a verdict each
 """
 
 from __future__ import annotations
@@ -70,6 +70,7 @@ class _Reading(ctypes.Structure):
         ("sent", ctypes.c_int64),
         ("ahead", ctypes.c_int64),
         ("early", ctypes.c_int64),
+        ("spin_ns", ctypes.c_int64),
         ("requests", ctypes.c_char_p),
         ("request_bytes", ctypes.c_int64),
         ("requests_bytes", ctypes.c_int64),
@@ -89,9 +90,17 @@ class Reading:
     """A batch on its way over one connection. Its buffers stay where they are until it is closed."""
 
     def __init__(
-        self, native: NativeLibrary, foreseen: Foreseen, requests: Requests, *, ahead: int, early: bool
+        self,
+        native: NativeLibrary,
+        foreseen: Foreseen,
+        requests: Requests,
+        *,
+        ahead: int,
+        early: bool,
+        spin_ns: int = 0,
     ) -> None:
         """`ahead`: how many may be asked for before the first is answered, `early`: besides one whose reply has begun.
+        `spin_ns`: how long to look for something to receive before sleeping.
         Raises BufferError on a payload that is not one run of bytes which can be written."""
         count, head_bytes = requests.values, foreseen.head_bytes
         self._native = native
@@ -102,7 +111,7 @@ class Reading:
         self.payload_hashes = array("Q", bytes(8 * count))
         """xxh3-64 of the payloads that have arrived."""
         self._columns = _Reading(
-            count, 0, 0, ahead, early, requests.bytes, requests.bytes_each, len(requests.bytes),
+            count, 0, 0, ahead, early, spin_ns, requests.bytes, requests.bytes_each, len(requests.bytes),
             address_of(self._heads), head_bytes, address_of(self._held.places), foreseen.payload_bytes,
             foreseen.plain or None, foreseen.identities, foreseen.exact_only,
             address_of(self.payload_hashes), address_of(self._verdicts),

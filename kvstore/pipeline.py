@@ -36,6 +36,9 @@ LOCAL_AHEAD = 1
 at once makes all their replies before it sends the first, in memory that no cache holds and that it may have to map
 anew: two to four times its time a byte. So a lone connection asks for the next value when a reply begins, several when
 it has ended."""
+SPIN_NS = 50_000
+"""How long one who is alone with a server on this machine looks for something to do before sleeping: it takes about so
+long for a value, and waking a thread costs it a part of that."""
 ASKING = command(b"ASKING")
 _REPLIES: Mapping[int, Reply] = {STORED: b"OK", PRESENT: None}
 
@@ -68,16 +71,16 @@ class Batch:
 
 
 def write_values(
-    connection: RespConnection,
+    connections: Sequence[RespConnection],
     batch: Batch,
     values: ValuesToWrite,
     starts: Sequence[bytes],
     ends: Sequence[bytes],
     *,
     deadline: Deadline,
-) -> Iterator[Reply]:
-    """The replies to commands of a start, a value of `batch` and an end, in order; each is sent when enough of those
-    before it have been answered. Raises StoreFault.
+) -> Iterator[tuple[int, Reply]]:
+    """The replies to commands of a start, a value of `batch` and an end, each with the command's number; in order on
+    each connection. A command is sent when enough of those before it have been answered. Raises StoreFault.
 
     The start of a command goes out with the rest of the one before: a server that knows what comes receives it in
     place, one that finds all of it in its buffer moves it once more.
@@ -85,17 +88,28 @@ def write_values(
     ahead = max(1, IN_FLIGHT_BYTES // max(1, values.value_bytes))
     drafts = None if NATIVE is None or batch.asking else values.drafts(batch.items)
     if NATIVE is None or drafts is None:
-        yield from _written_by_python(connection, batch, values, starts, ends, ahead=ahead, deadline=deadline)
+        replies = _written_by_python(connections[0], batch, values, starts, ends, ahead=ahead, deadline=deadline)
+        yield from enumerate(replies)
         return
-    with closing(Writing(NATIVE, drafts, starts, ends, ahead=ahead)) as writing:
-        while writing.answered < len(starts):
-            acknowledged = connection.write_values(writing, deadline=deadline)
-            yield from map(_REPLIES.get, acknowledged.answers)
-            if acknowledged.fault is not None:
-                raise acknowledged.fault
-            if writing.answered < len(starts):
-                yield connection.read_reply(deadline=deadline)
-                writing.note_other_answer()
+    connections = connections[: len(starts)]
+    local, lanes = connections[0].is_local, len(connections)
+    if local and lanes > 1:
+        ahead = 1
+    with closing(Writing(NATIVE, drafts, starts, ends, lanes=lanes, ahead=ahead)) as writing:
+        while any(map(writing.numbers, range(lanes))):
+            lent = [connection.lend() for connection in connections]
+            advances = writing.proceed(lent, timeout_s=deadline.remaining_s())
+            for connection, each in zip(connections, lent, strict=True):
+                connection.take_back(each)
+            for advance in advances:
+                yield from zip(advance.numbers, map(_REPLIES.get, advance.answers), strict=True)
+            for advance in advances:
+                if advance.fault is not None:
+                    raise advance.fault
+            for lane, connection in enumerate(connections):
+                if numbers := writing.numbers(lane):
+                    yield numbers[0], connection.read_reply(deadline=deadline)
+                    writing.note_other_answer(lane)
 
 
 def _written_by_python(
@@ -134,9 +148,10 @@ class Flight:
         deadline: Deadline,
         alone: bool = False,
     ) -> None:
-        """`item_bytes`: of one value, about. `alone`: values come over no other connection."""
+        """`item_bytes`: of one value, about. `alone`: nobody else moves values to or from this server."""
         self.requests = requests
         self.ahead = LOCAL_AHEAD if connection.is_local else max(1, IN_FLIGHT_BYTES // max(1, item_bytes))
+        self.spin_ns = SPIN_NS if alone and connection.is_local else 0
         self.early = alone or not connection.is_local
         """The next may be asked for when a reply has begun."""
         self.sent = 0
@@ -187,7 +202,8 @@ def _read_foreseen(
 ) -> int:
     moved, count = 0, len(batch.items)
     value_bytes = foreseen.head_bytes + foreseen.payload_bytes
-    with closing(Reading(native, foreseen, flight.requests, ahead=flight.ahead, early=flight.early)) as reading:
+    ahead, early, spin_ns = flight.ahead, flight.early, flight.spin_ns
+    with closing(Reading(native, foreseen, flight.requests, ahead=ahead, early=early, spin_ns=spin_ns)) as reading:
         while (first := reading.done) < count:
             fault = connection.read_values(reading, sent=flight.sent, deadline=deadline)
             flight.sent = reading.sent
@@ -248,11 +264,7 @@ def _take_value(connection: RespConnection, sink: ValueSink, length: int, deadli
     head = connection.read_bytes(min(length, HEADER_BYTES), deadline=deadline)
     places = sink.open(head, length)
     if places is None:
-        rest = length - len(head)
-        if rest > DRAIN_BYTES_MAX:
-            raise StoreFault(FaultReason.OVERSIZE)
-        connection.skip(rest, deadline=deadline)
-        connection.end_value(deadline=deadline)
+        _skip_rest(connection, length - len(head), deadline)
         return length
     assert sum(len(place) for place in places) == length - len(head), "a sink opened for another length"
     for place in places:
@@ -260,6 +272,20 @@ def _take_value(connection: RespConnection, sink: ValueSink, length: int, deadli
     connection.end_value(deadline=deadline)
     sink.finish()
     return length
+
+
+def skip_value(connection: RespConnection, deadline: Deadline) -> None:
+    """Read a reply that is a value, or says why it is none, and forget it. Raises StoreFault."""
+    length = connection.read_value_length(deadline=deadline)
+    if isinstance(length, int):
+        _skip_rest(connection, length, deadline)
+
+
+def _skip_rest(connection: RespConnection, rest: int, deadline: Deadline) -> None:
+    if rest > DRAIN_BYTES_MAX:
+        raise StoreFault(FaultReason.OVERSIZE)
+    connection.skip(rest, deadline=deadline)
+    connection.end_value(deadline=deadline)
 
 
 def judged(reply: Reply) -> Reply:

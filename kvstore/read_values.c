@@ -6,15 +6,27 @@
  * understand. Plain C without Python's headers: called through ctypes (native_reads.py), and nothing is lost but speed
  * where it could not be built.
  */
+#include <poll.h>
 #include <stdio.h>
+#include <sys/time.h>
 
 #include "connection.h"
 #include "xxh3.h"
 
 enum { NOT_JUDGED = 0, APPROXIMATE = 1, EXACT = 2 };
 
+/* `spin_ns`: how long to look again and again for something to receive before sleeping. */
+struct peer {
+    int fd;
+    int64_t deadline_ns;
+    int64_t armed_ns;
+    int64_t spin_ns;
+    struct ahead *ahead;
+};
+
 /* Values of one length, in columns: a row each. `done`, `sent`: how many have been taken and asked for; `ahead`: how many
- * may be asked for before the first of them is answered, `early`: besides one whose reply has begun.
+ * may be asked for before the first of them is answered, `early`: besides one whose reply has begun; `spin_ns`: as in
+ * `struct peer`.
  *
  *   requests        all of them, `request_bytes` each; the last goes on to `requests_bytes`
  *   heads           [count][head_bytes], written: a value's first bytes, apart from the rest
@@ -25,7 +37,7 @@ enum { NOT_JUDGED = 0, APPROXIMATE = 1, EXACT = 2 };
  *   verdicts        written
  */
 struct reading {
-    int64_t count, done, sent, ahead, early;
+    int64_t count, done, sent, ahead, early, spin_ns;
     const char *requests;
     int64_t request_bytes, requests_bytes;
     char *heads;
@@ -66,6 +78,63 @@ static unsigned char judge(const struct reading *reading, int64_t at) {
     return !right || (reading->exact_only && !exact) ? NOT_JUDGED : exact ? EXACT : APPROXIMATE;
 }
 
+#define ARMED_NS 5000000 /* a kernel timeout set less than this ago is not set again */
+
+/* Let the kernel end the next call at the deadline, at most ARMED_NS later. */
+static int arm(struct peer *from) {
+    int64_t now = now_ns(), left_us = (from->deadline_ns - now + 999) / 1000;
+    if (left_us <= 0) return TIMED_OUT;
+    if (from->armed_ns && now - from->armed_ns <= ARMED_NS) return DONE;
+    struct timeval timeout = {.tv_sec = left_us / 1000000, .tv_usec = left_us % 1000000};
+    if (setsockopt(from->fd, SOL_SOCKET, SO_RCVTIMEO, &timeout, sizeof timeout)) return RESET;
+    from->armed_ns = now;
+    return DONE;
+}
+
+static int receive(struct peer *from, char *into, int64_t bytes, int flags, int64_t *received) {
+    int64_t spin_until_ns = now_ns() + from->spin_ns;
+    if (spin_until_ns > from->deadline_ns) spin_until_ns = 0;
+    for (;;) {
+        int spins = from->spin_ns && now_ns() < spin_until_ns, fault = spins ? DONE : arm(from);
+        if (fault) return fault;
+        ssize_t got = recv(from->fd, into, (size_t)bytes, spins ? MSG_DONTWAIT : flags);
+        if (got > 0) {
+            *received = got;
+            return DONE;
+        }
+        if (got == 0) return RESET;
+        if (errno == EINTR || (spins && (errno == EAGAIN || errno == EWOULDBLOCK))) continue;
+        return errno == EAGAIN || errno == EWOULDBLOCK ? TIMED_OUT : RESET;
+    }
+}
+
+/* Have `bytes`, no more than the capacity, read ahead. */
+static int read_ahead(struct peer *from, int64_t bytes) {
+    struct ahead *ahead = from->ahead;
+    while (ahead->end - ahead->start < bytes) {
+        int64_t got;
+        memmove(ahead->bytes, ahead->bytes + ahead->start, (size_t)(ahead->end - ahead->start));
+        ahead->end -= ahead->start;
+        ahead->start = 0;
+        int fault = receive(from, ahead->bytes + ahead->end, ahead->capacity - ahead->end, 0, &got);
+        if (fault) return fault;
+        ahead->end += got;
+    }
+    return DONE;
+}
+
+/* Whether the next reply begins with `line`. Reads no byte more than tells. */
+static int begins_with(struct peer *from, const char *line, int64_t bytes, int *same) {
+    struct ahead *ahead = from->ahead;
+    *same = 1;
+    for (int64_t at = 0; at < bytes && *same; at++) {
+        int fault = read_ahead(from, at + 1);
+        if (fault) return fault;
+        *same = ahead->bytes[ahead->start + at] == line[at];
+    }
+    return DONE;
+}
+
 /* Fill `into`: first with what was read ahead, then from the socket, straight into place. */
 static int fill(struct peer *from, char *into, int64_t bytes) {
     struct ahead *ahead = from->ahead;
@@ -83,6 +152,16 @@ static int fill(struct peer *from, char *into, int64_t bytes) {
 
 static int64_t requests_end(const struct reading *reading, int64_t count) {
     return count == reading->count ? reading->requests_bytes : count * reading->request_bytes;
+}
+
+/* After a send that did not take all: wait until more can be sent. */
+static int wait_writable(struct peer *to) {
+    if (errno == EINTR) return DONE;
+    if (errno != EAGAIN && errno != EWOULDBLOCK) return RESET;
+    struct pollfd writable = {.fd = to->fd, .events = POLLOUT};
+    int64_t left_ms = (to->deadline_ns - now_ns() + 999999) / 1000000;
+    if (left_ms <= 0 || poll(&writable, 1, (int)left_ms) == 0) return TIMED_OUT;
+    return DONE;
 }
 
 /* Send what may be on its way once `done` requests have been answered, or their replies have begun. */
@@ -106,8 +185,8 @@ static int proceed(struct peer *to, struct reading *reading, int64_t done) {
 /* Ask for what is left of `reading` and take it; its `done` says how far that came, whatever is returned. DONE before the
  * last: the next reply is not as foreseen; whoever takes it counts it in `done` and calls again. After any other answer
  * the connection is in doubt. */
-int whalepod_read_columns(int fd, struct reading *reading, struct ahead *ahead, hash_function *hash, int64_t timeout_ns) {
-    struct peer from = {.fd = fd, .deadline_ns = now_ns() + timeout_ns, .armed_ns = 0, .ahead = ahead};
+int whalepod_read_batch(int fd, struct reading *reading, struct ahead *ahead, hash_function *hash, int64_t timeout_ns) {
+    struct peer from = {.fd = fd, .deadline_ns = now_ns() + timeout_ns, .spin_ns = reading->spin_ns, .ahead = ahead};
     char line[32];
     int bytes = snprintf(line, sizeof line, "$%lld\r\n", (long long)(reading->head_bytes + reading->payload_bytes));
     for (; reading->done < reading->count; ++reading->done) {

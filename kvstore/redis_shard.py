@@ -13,10 +13,10 @@ from __future__ import annotations
 import logging
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from enum import Enum
 from random import Random
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from whalepod.core.clock import Clock, Deadline
 
@@ -54,6 +54,13 @@ class Lane(Enum):
 
     CONTROL = "control"
     DATA = "data"
+
+
+class Lease(NamedTuple):
+    """Connections that nobody else uses. Handed to `exchange`, or to `drop`."""
+
+    connections: Sequence[RespConnection]
+    generation: int
 
 
 class Shard:
@@ -110,6 +117,14 @@ class Shard:
         return self._address
 
     @property
+    def is_local(self) -> bool:
+        return self._address.is_local
+
+    def nobody_else(self, lane: Lane, count: int) -> bool:
+        """The caller, who has so many connections, is the only one that talks to it here, as far as is known."""
+        return self._in_use[lane] <= count
+
+    @property
     def read_bytes_per_s(self) -> float | None:
         fresh = self._clock.monotonic_s() - self._speed_at_s < SPEED_LIFE_S
         return self._read_bytes_per_s if fresh else None
@@ -135,31 +150,48 @@ class Shard:
             metrics.READ_SPEED.labels(self.name).set(self._read_bytes_per_s)
 
     def exchange(
-        self, lane: Lane, talk: Callable[[RespConnection, Deadline], T], *, deadline: Deadline, value_bytes: int = 0
+        self,
+        lane: Lane,
+        talk: Callable[[Sequence[RespConnection], Deadline], T],
+        *,
+        deadline: Deadline,
+        value_bytes: int = 0,
+        connections_max: int = 1,
+        lease: Lease | None = None,
     ) -> T | None:
         """What `talk` returns, or None if there is no connection or it was lost on the way.
 
-        `talk` gets a connection nobody else uses and its own, never later, deadline. It may raise StoreFault; after any
-        exception the connection is closed. `value_bytes` is what it expects to move.
+        `talk` gets a connection nobody else uses and its own, never later, deadline; of `connections_max` as many as
+        are idle. It may raise StoreFault; after any exception the connections are closed. `value_bytes` is what it
+        expects to move. `lease`: what was taken before.
         """
-        taken = None if deadline.expired else self._take(lane, deadline)
-        if taken is None:
+        if lease is None:
+            lease = None if deadline.expired else self._take(lane, deadline, connections_max)
+        if lease is None:
             return None
-        connection, generation = taken
         allowed_s = self._settings.control_timeout_s
         if lane is Lane.DATA:
             allowed_s = self._settings.data_timeout_s + value_bytes / self._settings.data_bytes_per_s_min
         fair = min(allowed_s, deadline.remaining_s()) >= min(FAIR_CHANCE_S, allowed_s)
         sound = False
         try:
-            result = talk(connection, deadline.earlier(allowed_s))
+            result = talk(lease.connections, deadline.earlier(allowed_s))
             sound = True
         except StoreFault as fault:
             self._note_fault(fault, counts=fault.reason.counts_against_server and (fair or not _is_timeout(fault)))
             return None
         finally:
-            self._give_back(lane, connection, generation, sound=sound)
+            self._give_back(lane, lease, sound=sound)
         return result
+
+    def lend(self, lane: Lane) -> Lease | None:
+        """A connection, if one is idle."""
+        return self._take(lane, Deadline.after(0, self._clock), 1)
+
+    def drop(self, lane: Lane, lease: Lease, fault: StoreFault) -> None:
+        """It is in doubt, and is closed."""
+        self._note_fault(fault, counts=False)
+        self._give_back(lane, lease, sound=False)
 
     def close(self) -> None:
         """Idempotent. Connections in use are closed when they come back."""
@@ -180,16 +212,19 @@ class Shard:
     def _connected(self) -> bool:
         return any(self._idle.values()) or any(self._in_use.values())
 
-    def _take(self, lane: Lane, deadline: Deadline) -> tuple[RespConnection, int] | None:
+    def _take(self, lane: Lane, deadline: Deadline, count: int) -> Lease | None:
         with self._lock:
             while not self._unusable:
-                idle = self._idle[lane]
-                while idle:
+                taken, idle = list[RespConnection](), self._idle[lane]
+                while idle and len(taken) < count:
                     connection = idle.pop()
                     if connection.quiet:
-                        self._in_use[lane] += 1
-                        return connection, self._generation
-                    self._discard(connection, FaultReason.STALE)
+                        taken.append(connection)
+                    else:
+                        self._discard(connection, FaultReason.STALE)
+                if taken:
+                    self._in_use[lane] += len(taken)
+                    return Lease(taken, self._generation)
                 if self._in_use[lane]:
                     wait_s = deadline.remaining_s()
                 elif self._attempts_failed:
@@ -202,16 +237,18 @@ class Shard:
                 self._returned[lane].wait(wait_s)
             return None
 
-    def _give_back(self, lane: Lane, connection: RespConnection, generation: int, *, sound: bool) -> None:
+    def _give_back(self, lane: Lane, lease: Lease, *, sound: bool) -> None:
+        connections = lease.connections
         with self._lock:
-            self._in_use[lane] -= 1
+            self._in_use[lane] -= len(connections)
             if sound:
                 self._breaker.succeed()
-            if sound and generation == self._generation and not self._unusable:
-                self._idle[lane].append(connection)
-                self._returned[lane].notify()
+            if sound and lease.generation == self._generation and not self._unusable:
+                self._idle[lane] += connections
+                self._returned[lane].notify(len(connections))
             else:
-                connection.close()
+                for connection in connections:
+                    connection.close()
                 self._vacated.notify()
                 self._tell_all()
 

@@ -17,11 +17,13 @@ from random import Random
 from whalepod.core.clock import Clock, Deadline
 
 from . import metrics
+from .asked_values import AskedOver
 from .columns import rows
 from .faults import ErrorReply, FaultReason, Meaning, StoreFault, code_label, meaning_of
 from .native_reads import Requests
+from .native_writes import LANES_MAX
 from .pipeline import ASKING, Batch, Flight, judged, read_values, write_values
-from .redis_shard import Greeting, Lane, Shard
+from .redis_shard import Greeting, Lane, Lease, Shard
 from .resp import Reply, RespConnection, command
 from .scripts import DELETE_IF, RENEW, REPLACE_IF, ScriptCall
 from .settings import StoreSettings
@@ -37,7 +39,8 @@ HOPS_MAX = 3
 """Servers asked about one item at most: the first, and those it leads to."""
 
 
-Talk = Callable[[RespConnection, Deadline, Batch], None]
+Talk = Callable[[Sequence[RespConnection], Deadline, Batch], None]
+"""Over one connection, or as many as it was asked for and are idle."""
 
 
 class RedisTransport:
@@ -47,7 +50,7 @@ class RedisTransport:
         """`greet` is what a new connection says first."""
         self._clock = clock
         self._strange_told = False
-        self._alone = settings.data_connections == 1
+        self._data_connections = settings.data_connections
         self._topology = Topology(settings, jitter=jitter, clock=clock, greet=greet)
 
     @property
@@ -63,7 +66,8 @@ class RedisTransport:
         answers: list[Reply] = [None] * len(keys)
         commands = [command(b"EXISTS", key) for key in keys]
 
-        def talk(connection: RespConnection, deadline: Deadline, batch: Batch) -> None:
+        def talk(connections: Sequence[RespConnection], deadline: Deadline, batch: Batch) -> None:
+            connection = connections[0]
             connection.send(batch.pipeline(commands), deadline=deadline)
             for item in batch.items:
                 batch.skip_asking(connection, deadline)
@@ -71,6 +75,18 @@ class RedisTransport:
 
         self._ask(shard, Lane.CONTROL, keys, talk, deadline=deadline)
         return [answer == 1 for answer in answers] if all(isinstance(answer, int) for answer in answers) else None
+
+    def ask(self, keys: Sequence[bytes]) -> AskedOver | None:
+        shard = self.shard_of(keys[0])
+        lease = shard.lend(Lane.DATA)
+        if lease is None:
+            return None
+        try:
+            lease.connections[0].send([get_requests(keys).bytes], deadline=Deadline.after(0, self._clock))
+        except StoreFault as fault:
+            shard.drop(Lane.DATA, lease, fault)
+            return None
+        return AskedOver(shard, lease, keys)
 
     def read(
         self,
@@ -87,12 +103,23 @@ class RedisTransport:
         calls = _renewals(renewals)
         item_bytes = value_bytes // max(1, len(keys))
         strange: set[int] = set()
+        asked = sinks.asked if isinstance(sinks.asked, AskedOver) else None
+        lease = asked.lease_for(shard, keys, deadline=deadline) if asked is not None else None
 
-        def talk(connection: RespConnection, deadline: Deadline, batch: Batch) -> None:
+        def talk(connections: Sequence[RespConnection], deadline: Deadline, batch: Batch) -> None:
+            connection = connections[0]
             renew = bool(calls) and not batch.asking
             behind = b"".join([piece for call in calls for piece in call.pieces()]) if renew else b""
             requests = get_requests(rows(keys, batch.items), asking=batch.asking, behind=behind)
-            flight = Flight(connection, requests, item_bytes=item_bytes, deadline=deadline, alone=self._alone)
+            flight = Flight(
+                connection,
+                requests,
+                item_bytes=item_bytes,
+                deadline=deadline,
+                alone=self._topology.is_alone(connections),
+            )
+            if asked is not None and lease is not None and connections is lease.connections:
+                flight.sent = asked.count
             began_at_s = self._clock.monotonic_s()
             moved = read_values(connection, batch, sinks, answered, flight, deadline=deadline)
             strange.update(batch.strange)
@@ -102,7 +129,7 @@ class RedisTransport:
                 for call, reply in zip(calls, replies, strict=True):
                     _renewed(call, _settle(connection, call, reply, deadline))
 
-        self._ask(shard, Lane.DATA, keys, talk, deadline=deadline, value_bytes=value_bytes)
+        self._ask(shard, Lane.DATA, keys, talk, deadline=deadline, value_bytes=value_bytes, lease=lease)
         if strange:
             self._remove_strange(shard, [keys[item] for item in strange], deadline)
             for item in strange:
@@ -120,11 +147,11 @@ class RedisTransport:
     def write(self, shard: Place, values: ValuesToWrite, *, only_if_absent: bool, deadline: Deadline) -> list[Written]:
         outcomes = [Written.UNKNOWN] * len(values.keys)
 
-        def talk(connection: RespConnection, deadline: Deadline, batch: Batch) -> None:
+        def talk(connections: Sequence[RespConnection], deadline: Deadline, batch: Batch) -> None:
             starts, ends = set_commands(values, batch.items, only_if_absent=only_if_absent)
-            replies = write_values(connection, batch, values, starts, ends, deadline=deadline)
-            stored, present = Written.STORED, Written.PRESENT
-            for item, reply in zip(batch.items, replies, strict=True):
+            stored, present, items = Written.STORED, Written.PRESENT, batch.items
+            for number, reply in write_values(connections, batch, values, starts, ends, deadline=deadline):
+                item = items[number]
                 if reply == b"OK":
                     outcomes[item] = stored
                 elif reply is None:
@@ -136,7 +163,15 @@ class RedisTransport:
                     raise StoreFault(FaultReason.PROTOCOL, "no answer to SET")
 
         value_bytes = len(outcomes) * values.value_bytes
-        self._ask(shard, Lane.DATA, values.keys, talk, deadline=deadline, value_bytes=value_bytes)
+        self._ask(
+            shard,
+            Lane.DATA,
+            values.keys,
+            talk,
+            deadline=deadline,
+            value_bytes=value_bytes,
+            connections_max=min(self._data_connections, LANES_MAX, len(outcomes)) if values.can_spread else 1,
+        )
         return outcomes
 
     def heads(self, shard: Place, keys: Sequence[bytes], *, deadline: Deadline) -> list[bytes] | None:
@@ -144,7 +179,8 @@ class RedisTransport:
         last = b"%d" % (HEADER_BYTES - 1)
         commands = [command(b"GETRANGE", key, b"0", last) for key in keys]
 
-        def talk(connection: RespConnection, deadline: Deadline, batch: Batch) -> None:
+        def talk(connections: Sequence[RespConnection], deadline: Deadline, batch: Batch) -> None:
+            connection = connections[0]
             connection.send(batch.pipeline(commands), deadline=deadline)
             for item in batch.items:
                 batch.skip_asking(connection, deadline)
@@ -180,7 +216,8 @@ class RedisTransport:
         answers: list[Reply] = [None] * len(keys)
         commands = [command(b"UNLINK", key) for key in keys]
 
-        def talk(connection: RespConnection, deadline: Deadline, batch: Batch) -> None:
+        def talk(connections: Sequence[RespConnection], deadline: Deadline, batch: Batch) -> None:
+            connection = connections[0]
             connection.send(batch.pipeline(commands), deadline=deadline)
             for item in batch.items:
                 batch.skip_asking(connection, deadline)
@@ -193,7 +230,16 @@ class RedisTransport:
         self._topology.close()
 
     def _ask(
-        self, shard: Place, lane: Lane, keys: Sequence[bytes], talk: Talk, *, deadline: Deadline, value_bytes: int = 0
+        self,
+        shard: Place,
+        lane: Lane,
+        keys: Sequence[bytes],
+        talk: Talk,
+        *,
+        deadline: Deadline,
+        value_bytes: int = 0,
+        connections_max: int = 1,
+        lease: Lease | None = None,
     ) -> bool:
         """Ask about every key, following the servers' redirections; True if each was answered or led somewhere."""
         pending = [(self._topology.own(shard), Batch(range(len(keys))))]
@@ -201,7 +247,17 @@ class RedisTransport:
         for _ in range(HOPS_MAX):
             following: list[tuple[Shard, Batch]] = []
             for server, batch in pending:
-                done, demoted = _exchanged(server, lane, batch, talk, deadline=deadline, value_bytes=value_bytes)
+                done, demoted = _exchanged(
+                    server,
+                    lane,
+                    batch,
+                    talk,
+                    deadline=deadline,
+                    value_bytes=value_bytes,
+                    connections_max=connections_max,
+                    lease=lease,
+                )
+                lease = None
                 if demoted:
                     # The server has become a replica: its name, or the cluster, may lead to the new primary.
                     metrics.REDIRECTIONS.labels("readonly").inc()
@@ -227,7 +283,8 @@ class RedisTransport:
     def _run(self, shard: Place, lane: Lane, call: ScriptCall, deadline: Deadline, *, value_bytes: int = 0) -> Reply:
         answer: list[Reply] = [None]
 
-        def talk(connection: RespConnection, deadline: Deadline, batch: Batch) -> None:
+        def talk(connections: Sequence[RespConnection], deadline: Deadline, batch: Batch) -> None:
+            connection = connections[0]
             connection.send([*([ASKING] if batch.asking else []), *call.pieces()], deadline=deadline)
             batch.skip_asking(connection, deadline)
             reply = connection.read_reply(deadline=deadline)
@@ -239,22 +296,37 @@ class RedisTransport:
 
 
 def _exchanged(
-    server: Shard, lane: Lane, batch: Batch, talk: Talk, *, deadline: Deadline, value_bytes: int
+    server: Shard,
+    lane: Lane,
+    batch: Batch,
+    talk: Talk,
+    *,
+    deadline: Deadline,
+    value_bytes: int,
+    connections_max: int,
+    lease: Lease | None,
 ) -> tuple[bool, bool]:
     """Whether the server answered, and whether it did not because it has become a replica."""
     demoted: list[StoreFault] = []
 
-    def guarded(connection: RespConnection, deadline: Deadline) -> bool:
+    def guarded(connections: Sequence[RespConnection], deadline: Deadline) -> bool:
         try:
-            talk(connection, deadline, batch)
+            talk(connections, deadline, batch)
         except StoreFault as fault:
             if fault.reason is FaultReason.MOVED:
                 demoted.append(fault)
             raise
         return True
 
-    done = server.exchange(lane, guarded, deadline=deadline, value_bytes=value_bytes) or False
-    return done, bool(demoted)
+    done = server.exchange(
+        lane,
+        guarded,
+        deadline=deadline,
+        value_bytes=value_bytes,
+        connections_max=connections_max,
+        lease=lease,
+    )
+    return done or False, bool(demoted)
 
 
 def _settle(

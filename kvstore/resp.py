@@ -18,8 +18,8 @@ from typing import Final
 from whalepod.core.clock import Deadline
 
 from .faults import ErrorReply, FaultReason, StoreFault
+from .native_library import ReadAhead
 from .native_reads import Reading
-from .native_writes import Acknowledged, Writing
 from .settings import StoreAddress
 from .value_format import BytesLike
 
@@ -92,6 +92,8 @@ class RespConnection:
                 connected = socket.create_connection((address.host, address.port), timeout=timeout_s)
                 connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                 connected.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+                if address.is_local:
+                    _send_unpaced(connected)
         except OSError as error:
             raise StoreFault(FaultReason.CONNECT, str(error)) from error
         return cls(connected, address)
@@ -153,15 +155,12 @@ class RespConnection:
         self._start, self._end = arrived.start, arrived.end
         return arrived.fault
 
-    def write_values(self, writing: Writing, *, deadline: Deadline) -> Acknowledged:
-        """Send what is left of a batch and take its answers.
+    def lend(self) -> ReadAhead:
+        """For the C halves to send and receive; `take_back` before anything else is done with it."""
+        return ReadAhead(self._socket.fileno(), self._ahead, self._start, self._end)
 
-        If all went well and not all were answered, the next reply is another one: `read_reply` tells.
-        """
-        read_ahead = (self._ahead, self._start, self._end)
-        acknowledged = writing.proceed(self._socket.fileno(), read_ahead, timeout_s=deadline.remaining_s())
-        self._start, self._end = acknowledged.start, acknowledged.end
-        return acknowledged
+    def take_back(self, lent: ReadAhead) -> None:
+        self._start, self._end = lent.start, lent.end
 
     def read_into(self, view: memoryview, *, deadline: Deadline) -> None:
         """Fill all of `view` (one-dimensional bytes) with what comes next. Raises StoreFault."""
@@ -288,6 +287,12 @@ class RespConnection:
             raise StoreFault(FaultReason.RESET, str(error)) from error
         if not waiting.poll(1000 * min(remaining_s, WAIT_S_MAX)):
             raise StoreFault(FaultReason.TIMEOUT, "send" if event == select.POLLOUT else "receive")
+
+
+def _send_unpaced(connected: socket.socket) -> None:
+    """Nothing is congested within a machine: a congestion control that spaces out what it sends (BBR) only delays."""
+    with contextlib.suppress(AttributeError, OSError):  # another system than Linux; a kernel without it
+        connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, b"reno")
 
 
 def _length(digits: bytes) -> int | None:

@@ -7,7 +7,7 @@ board(blocks) ──▶ no seat: you read it, then `land` ──▶ copies into 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from whalepod.core.block_keys import BlockHash
@@ -53,6 +53,11 @@ class SingleFlight:
                 else:
                     seats[place] = self._seat(block, buffer(place))
             return seats
+
+    def flies(self, blocks: Iterable[BlockHash]) -> bool:
+        """Somebody reads one of them."""
+        with self._lock:
+            return not self._flights.keys().isdisjoint(blocks)
 
     def land(self, blocks: Sequence[BlockHash], read: Callable[[int], tuple[memoryview, bool] | None]) -> None:
         """`read` says of a place in `blocks` where that one is, verified, and whether it is exact; None: it could not

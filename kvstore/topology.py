@@ -7,6 +7,7 @@ for a burst; so does a node that is down, because a dead node cannot say who has
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
 from random import Random
 
 import xxhash
@@ -90,6 +91,12 @@ class Topology:
         finally:
             self._learning.release()
 
+    def is_alone(self, connections: Sequence[RespConnection]) -> bool:
+        """No other connection of this process is moving values to or from their server."""
+        address = connections[0].address
+        shard = self._by_address.get(address) if address is not None else None
+        return shard is not None and shard.nobody_else(Lane.DATA, len(connections))
+
     def note_read(self, connection: RespConnection, value_bytes: int, seconds: float) -> None:
         """What one batch of reads over this connection has moved."""
         address = connection.address
@@ -147,6 +154,7 @@ class Topology:
                     self._wanted.set()
 
 
-def _ask_for_slots(connection: RespConnection, deadline: Deadline) -> Reply:
+def _ask_for_slots(connections: Sequence[RespConnection], deadline: Deadline) -> Reply:
+    (connection,) = connections
     connection.send([command(b"CLUSTER", b"SLOTS")], deadline=deadline)
     return connection.read_reply(deadline=deadline)

@@ -33,8 +33,21 @@ class ValueSink(Protocol):
         ...
 
 
+class Asked(Protocol):
+    """Some values that have been asked for before anybody knew where they go."""
+
+    def drop(self, *, deadline: Deadline) -> None:
+        """No `read` will be about them. Nothing happens if one has been."""
+        ...
+
+
 class ValueSinks(Protocol):
     """Where the values of one batch go."""
+
+    @property
+    def asked(self) -> Asked | None:
+        """What the first of them may have been asked for with (`ValueTransport.ask`)."""
+        ...
 
     @property
     def keys(self) -> Sequence[bytes]:
@@ -111,6 +124,11 @@ class ValuesToWrite(Protocol):
         """Of one."""
         ...
 
+    @property
+    def can_spread(self) -> bool:
+        """One thread sends them over several connections at once; there are `drafts`, as far as is known."""
+        ...
+
     def __getitem__(self, item: int) -> ValueToWrite: ...
 
     def drafts(self, items: Sequence[int]) -> Drafts | None:
@@ -120,6 +138,8 @@ class ValuesToWrite(Protocol):
 
 class MadeValues:
     """Values that somebody has made one by one."""
+
+    can_spread = False
 
     def __init__(self, values: Sequence[ValueToWrite]) -> None:
         self._values = values
@@ -170,6 +190,11 @@ class Place(Protocol):
         ...
 
     @property
+    def is_local(self) -> bool:
+        """It is on this machine."""
+        ...
+
+    @property
     def read_bytes_per_s(self) -> float | None:
         """How fast values have come from it lately; None: not known."""
         ...
@@ -193,6 +218,11 @@ class ValueTransport(Protocol):
 
     def exists(self, shard: Place, keys: Sequence[bytes], *, deadline: Deadline) -> list[bool] | None:
         """Whether each key is there. None: the server did not say."""
+        ...
+
+    def ask(self, keys: Sequence[bytes]) -> Asked | None:
+        """Ask for the first values of a batch that is about to be read, if a connection is idle: the server works while
+        the rest of the batch is prepared. None: nothing was asked."""
         ...
 
     def read(

@@ -18,6 +18,7 @@ from .columns import put_rows, rows
 from .native_reads import Foreseen, Verdict
 from .plain_block_headers import PlainBlockHeaders, identities_of
 from .store_keys import block_store_keys, snapshot_identity
+from .transport import Asked
 from .value_format import (
     EXTENSION_BYTES,
     Flag,
@@ -45,7 +46,7 @@ class Rejected:
 class WantedBlocks:
     """Blocks to be read, in columns, and what has come of each. For one call; threads may read different blocks."""
 
-    __slots__ = ("buffers", "exact_only", "hashes", "headers", "keys", "mac", "names", "rejected", "verdicts")
+    __slots__ = ("asked", "buffers", "exact_only", "hashes", "headers", "keys", "mac", "names", "rejected", "verdicts")
 
     def __init__(
         self,
@@ -55,8 +56,10 @@ class WantedBlocks:
         *,
         exact_only: bool = False,
         mac: ValueMac | None = None,
+        asked: Asked | None = None,
     ) -> None:
-        """`mac` set: a value without a MAC of this key is refused. Raises ValueError on a buffer that is not one run of
+        """`asked`: the first of them have been asked for.
+        `mac` set: a value without a MAC of this key is refused. Raises ValueError on a buffer that is not one run of
         writable bytes of the layout's `payload_bytes`."""
         payload_bytes = headers.layout.payload_bytes
         wrong = [view for view in buffers if view.nbytes != payload_bytes or view.readonly or not view.c_contiguous]
@@ -69,6 +72,7 @@ class WantedBlocks:
         self.headers = headers
         self.exact_only = exact_only
         self.mac = mac
+        self.asked = asked
         self.verdicts = bytearray(len(keys))
         """`Verdict.NONE`: it has not arrived; any other: the whole block is in its buffer and agrees with its
         header."""
@@ -115,6 +119,10 @@ class BlockSinks:
 
     def __getitem__(self, item: int) -> BlockSink:
         return BlockSink(self._blocks, self._numbers[item])
+
+    @property
+    def asked(self) -> Asked | None:
+        return self._blocks.asked if self._numbers[0] == 0 else None
 
     def foresee(self, items: Sequence[int]) -> Foreseen:
         blocks, headers = self._blocks, self._blocks.headers
@@ -228,6 +236,10 @@ class SnapshotSink:
     @property
     def keys(self) -> Sequence[bytes]:
         return (self.key,)
+
+    @property
+    def asked(self) -> None:
+        """There is nothing to be prepared meanwhile."""
 
     def __getitem__(self, item: int) -> SnapshotSink:
         """It is a batch of one."""

@@ -120,6 +120,10 @@ class BlocksToWrite:
         self.lives_ms = writer.settings.block_lives_ms([block.key.depth for block in blocks])
         self.value_bytes = writer.block_bytes
 
+    @property
+    def can_spread(self) -> bool:
+        return self._writer.mac is None
+
     def __getitem__(self, item: int) -> ValueToWrite:
         """The same each time."""
         if item not in self._made:

@@ -357,9 +357,19 @@ def test_a_store_that_is_slower_than_computing_is_not_asked(server: RedisServer,
     assert client.fetch_blocks(keys, buffers(16), deadline=soon(), block_worth_s=block_s / 2).count == 16, "forgotten"
 
 
+@pytest.mark.parametrize(
+    ("local", "exchanges"),
+    [(True, [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11]]), (False, [[0, 2, 4, 6], [1, 3, 5, 7], [8, 10], [9, 11]])],
+)
 def test_runs_are_dealt_to_connections_and_what_lies_behind_a_gap_is_not_asked_for(
-    server: RedisServer, open_client: OpenClient, monkeypatch: pytest.MonkeyPatch
+    server: RedisServer,
+    open_client: OpenClient,
+    monkeypatch: pytest.MonkeyPatch,
+    local: bool,
+    exchanges: list[list[int]],
 ) -> None:
+    """One connection at a time keeps a server on this machine busy."""
+    monkeypatch.setattr(Shard, "is_local", local)
     client, keys = open_client(server.address, data_connections=2, missing_life_s=0.0), chain(16 * 12)
     assert until(lambda: client.put_blocks(to_put(keys), deadline=soon()) == len(keys), within_s=5)
     asked: list[list[int]] = []
@@ -374,7 +384,7 @@ def test_runs_are_dealt_to_connections_and_what_lies_behind_a_gap_is_not_asked_f
     assert client.fetch_blocks(keys, into, deadline=soon()).count == len(keys)
     assert [bytes(buffer) for buffer in into] == [payload_of(key) for key in keys]
     runs = sorted([depth // 16 for depth in depths[::16]] for depths in asked)
-    assert runs == [[0, 2, 4, 6], [1, 3, 5, 7], [8, 10], [9, 11]]
+    assert runs == exchanges
     server.call("DEL", block_store_key(keys[20]))
     asked.clear()
     alone = open_client(server.address, data_connections=1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import select
 import socket
 import threading
 from collections.abc import Callable, Sequence
@@ -26,7 +27,7 @@ from whalepod.kvstore.native_writes import Drafts, Writing
 from whalepod.kvstore.pipeline import Batch, write_values
 from whalepod.kvstore.redis_transport import set_commands
 from whalepod.kvstore.resp import Reply, RespConnection
-from whalepod.kvstore.settings import StoreSettings
+from whalepod.kvstore.settings import StoreAddress, StoreSettings
 from whalepod.kvstore.store_keys import block_store_key
 from whalepod.kvstore.transport import ValuesToWrite
 from whalepod.kvstore.value_format import Header, parse_header
@@ -95,7 +96,9 @@ def write(
     try:
         batch = Batch(range(len(values.keys)))
         commands = set_commands(values, batch.items, only_if_absent=True)
-        wrote.replies.extend(write_values(RespConnection(ours), batch, values, *commands, deadline=deadline))
+        for number, reply in write_values([RespConnection(ours)], batch, values, *commands, deadline=deadline):
+            assert number == len(wrote.replies)
+            wrote.replies.append(reply)
     except StoreFault as fault:
         wrote.fault = fault
     wrote.late_s = -deadline.remaining_s() if deadline.expired else 0.0
@@ -252,12 +255,12 @@ def test_the_hash_that_is_stamped_is_xxh3_of_any_length() -> None:
         thread = threading.Thread(target=serve)
         thread.start()
         drafts = Drafts(bytes(512), payloads, length, stamp=True)
-        with closing(Writing(NATIVE, drafts, [b""] * 2, [b""] * 2, ahead=2)) as writing:
-            acknowledged = RespConnection(ours).write_values(writing, deadline=soon())
+        with closing(Writing(NATIVE, drafts, [b""] * 2, [b""] * 2, lanes=1, ahead=2)) as writing:
+            (advance,) = writing.proceed([RespConnection(ours).lend()], timeout_s=5)
         thread.join()
         ours.close()
         theirs.close()
-        assert (acknowledged.fault, acknowledged.answers) == (None, bytes([native_writes.STORED] * 2))
+        assert advance == (range(2), bytes([native_writes.STORED] * 2), None)
         assert [value[256:] for value in received] == payloads
         stamped = [int.from_bytes(value[112:120], "little") for value in received]
         assert stamped == [xxhash.xxh3_64_intdigest(payload) for payload in payloads]
@@ -278,3 +281,101 @@ def test_what_cannot_be_held_is_let_go_and_said() -> None:
     held.close()
     held.close()
     whole.append(1)
+
+
+def write_over(serves: Sequence[Callable[[socket.socket], None]], *, seconds: float = 5.0) -> dict[int, Reply]:
+    """The replies to storing `KEYS` over a connection for each of `serves`, to a server on this machine. Raises
+    StoreFault with what came before it."""
+    pairs = [socket.socketpair() for _ in serves]
+    threads = [threading.Thread(target=serve, args=(theirs,)) for serve, (_, theirs) in zip(serves, pairs, strict=True)]
+    for thread in threads:
+        thread.start()
+    values, replies = values_of(KEYS), dict[int, Reply]()
+    batch = Batch(range(len(KEYS)))
+    commands = set_commands(values, batch.items, only_if_absent=True)
+    connections = [RespConnection(ours, StoreAddress(path="/here")) for ours, _ in pairs]
+    try:
+        replies.update(write_values(connections, batch, values, *commands, deadline=soon(seconds)))
+    finally:
+        for (ours, _), thread in zip(pairs, threads, strict=True):
+            ours.close()
+            thread.join()
+    return replies
+
+
+@pytest.mark.parametrize("half", ["native"], indirect=True)
+def test_each_connection_has_its_share_and_an_answer_is_its_own_values() -> None:
+    commands: list[list[list[bytes]]] = [[], [], []]
+    lines = [[b"+OK\r\n", b"-OOM full\r\n"], [b"$-1\r\n", b"+OK\r\n"], [b">1\r\n+m\r\n+OK\r\n", b"_\r\n"]]
+    replies = write_over([answers(*each) for each in zip(lines, commands, strict=True)])
+    assert replies == {0: b"OK", 1: None, 2: b"OK", 3: ErrorReply("OOM", "full"), 4: b"OK", 5: None}
+    for lane, each in enumerate(commands):
+        assert [words[1] for words in each] == [block_store_key(key) for key in KEYS[lane::3]]
+        assert all(verified(words[2], key) for words, key in zip(each, KEYS[lane::3], strict=True))
+
+
+@pytest.mark.parametrize("half", ["native"], indirect=True)
+def test_a_command_begins_behind_the_value_before_and_its_value_waits_for_that_ones_answer() -> None:
+    """So the server has seen the beginning, and receives the value in place."""
+    early: list[bool] = []
+
+    def serve(theirs: socket.socket) -> None:
+        values = values_of(KEYS[::2])
+        starts, ends = set_commands(values, range(3), only_if_absent=True)
+        stream = b""
+        for number in range(3):
+            following = starts[number + 1] if number < 2 else b""
+            until = (starts[0] if not number else b"") + bytes(values.value_bytes) + ends[number] + following
+            while len(stream) < len(until):
+                stream += theirs.recv(len(until) - len(stream))
+            assert stream.endswith(ends[number] + following)
+            early.append(bool(select.select([theirs], [], [], 0)[0]))
+            stream = b""
+            theirs.sendall(b"+OK\r\n")
+
+    replies = write_over([serve, answers([b"+OK\r\n"] * 3, [])])
+    assert replies == dict.fromkeys(range(6), b"OK")
+    assert early == [False] * 3
+
+
+@pytest.mark.parametrize("half", ["native"], indirect=True)
+def test_a_fault_of_one_connection_ends_all_and_what_was_answered_counts() -> None:
+    commands: list[list[bytes]] = []
+    answered = threading.Event()
+
+    def reset(theirs: socket.socket) -> None:
+        answered.wait(5)
+        theirs.close()
+
+    def answer(theirs: socket.socket) -> None:
+        answers([b"+OK\r\n"] * 3, commands)(theirs)
+        answered.set()
+
+    values, replies, batch = values_of(KEYS), list[tuple[int, Reply]](), Batch(range(len(KEYS)))
+    starts, ends = set_commands(values, batch.items, only_if_absent=True)
+    pairs = [socket.socketpair() for _ in range(2)]
+    threads = [
+        threading.Thread(target=serve, args=(theirs,))
+        for serve, (_, theirs) in zip((reset, answer), pairs, strict=True)
+    ]
+    for thread in threads:
+        thread.start()
+    connections = [RespConnection(ours, StoreAddress(path="/here")) for ours, _ in pairs]
+    with pytest.raises(StoreFault) as caught:
+        replies.extend(write_values(connections, batch, values, starts, ends, deadline=soon()))
+    for (ours, theirs), thread in zip(pairs, threads, strict=True):
+        ours.close()
+        thread.join()
+        theirs.close()
+    assert caught.value.reason is FaultReason.RESET
+    assert replies == [(1, b"OK"), (3, b"OK"), (5, b"OK")]
+
+
+@pytest.mark.parametrize("half", ["native"], indirect=True)
+def test_a_silent_connection_among_others_ends_at_the_deadline() -> None:
+    deadline = soon(0.2)
+    with pytest.raises(StoreFault) as caught:
+        write_over([answers([b"+OK\r\n"] * 3, []), lambda _: None], seconds=0.2)
+    assert caught.value.reason is FaultReason.TIMEOUT
+    assert deadline.expired
+    assert -deadline.remaining_s() < LATE_S

@@ -274,7 +274,8 @@ def play_write(seed: int, stall_s: float) -> tuple[Outcome, bool]:
 
     def talk(connection: RespConnection, deadline: Deadline) -> object:
         pipeline.IN_FLIGHT_BYTES = in_flight
-        replies.extend(write_values(connection, Batch(items), values, starts, ends, deadline=deadline))
+        for _, reply in write_values([connection], Batch(items), values, starts, ends, deadline=deadline):
+            replies.append(reply)
         return len(replies)
 
     outcome, received = play(draw, server, stall_s, talk)
