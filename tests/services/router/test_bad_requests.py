@@ -436,20 +436,3 @@ async def test_what_is_no_object_and_has_a_long_integer_names_no_field(
     headers = {"content-type": "application/json"}
     response = await router.http.post("/v1/completions", content=body % ("9" * 5000), headers=headers)
     await check_refused(router, decode, response, 400, None)
-
-
-@pytest.mark.parametrize(
-    ("field", "value", "said"),
-    [
-        ("stop", ["x"] * 17, "stop: list should have at most 16 items"),
-        ("stop", ["x", ""], "stop[1]: string should have at least 1 character"),
-        ("stream_options", {"include_usage": "yes"}, "stream_options.include_usage: input should be a valid boolean"),
-        ("stop_token_ids", [1, "a"], "stop_token_ids[1]: input should be a valid integer"),
-    ],
-)
-async def test_a_refusal_says_what_is_wrong_and_where(
-    router: RouterUnderTest, field: str, value: object, said: str
-) -> None:
-    refused = await router.http.post("/v1/completions", json={"prompt": "a", field: value})
-    assert refused.status_code == 400
-    assert refused.json()["error"]["message"].startswith(said)

@@ -6,6 +6,7 @@ import json
 
 import pytest
 
+from tests.services.router.router_under_test import RouterUnderTest
 from whalepod.core import errors
 from whalepod.core.errors import ServingError
 from whalepod.services.router.admission import QueueFullError
@@ -68,3 +69,20 @@ def test_the_cases_cover_the_table_and_the_table_covers_the_tree() -> None:
 def test_retry_after_is_whole_seconds_and_never_too_soon() -> None:
     assert error_response(QueueFullError("no", retry_after_s=7.2)).headers["retry-after"] == "8"
     assert error_response(errors.UnavailableError("no")).headers["retry-after"] == "1"
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "said"),
+    [
+        ("stop", ["x"] * 17, "stop: list should have at most 16 items"),
+        ("stop", ["x", ""], "stop[1]: string should have at least 1 character"),
+        ("stream_options", {"include_usage": "yes"}, "stream_options.include_usage: input should be a valid boolean"),
+        ("stop_token_ids", [1, "a"], "stop_token_ids[1]: input should be a valid integer"),
+    ],
+)
+async def test_a_refusal_says_what_is_wrong_and_where(
+    router: RouterUnderTest, field: str, value: object, said: str
+) -> None:
+    refused = await router.http.post("/v1/completions", json={"prompt": "a", field: value})
+    assert refused.status_code == 400
+    assert refused.json()["error"]["message"].startswith(said)
