@@ -8,6 +8,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable
+from functools import partial
 from typing import Annotated
 
 import httpx
@@ -18,6 +19,7 @@ from whalepod.cluster.child_process import SupervisedChild
 from whalepod.cluster.config import ClusterConfig
 from whalepod.core.clock import Deadline
 from whalepod.core.errors import UnavailableError
+from whalepod.services.router.joint_memory import create_memory, note_ended
 from whalepod.services.router.process import check_ports, run_router
 
 from .cluster_options import with_cluster_config
@@ -35,23 +37,31 @@ def router(
     config: ClusterConfig,
     process: Annotated[int | None, typer.Option(hidden=True, help="Which of router.processes this is.")] = None,
     parent: Annotated[int, typer.Option(hidden=True, help="Who has started it.")] = 0,
+    memory: Annotated[int | None, typer.Option(hidden=True, help="What it shares with the others.")] = None,
 ) -> None:
     """Serve HTTP and gRPC until SIGTERM, then finish what is here and exit with 0."""
-    if config.router.processes > 1 and process is None:
+    if config.router.process_count > 1 and process is None:
         uvloop.run(_run_processes(config))
     else:
-        uvloop.run(_run_one(config, process, parent))
+        uvloop.run(_run_one(config, process, parent, memory))
 
 
 async def _run_processes(config: ClusterConfig) -> None:
-    """Processes that share nothing but ports: one that dies or hangs is started again, and all drain at a time.
+    """Processes that share ports, limits, and what they know of prefixes: one that dies or hangs is started again, and
+    all drain at a time.
 
     Raises ConfigError if a port is taken, UnavailableError if one of them does not stay.
     """
     check_ports(config)
-    command = [sys.executable, "-m", "whalepod", *sys.argv[1:], "--parent", str(os.getpid()), "--process"]
+    memory = create_memory()
     children = [
-        SupervisedChild(f"router process {index}", [*command, str(index)]) for index in range(config.router.processes)
+        SupervisedChild(
+            f"router process {index}",
+            _command(config, index, memory),
+            inherits=[memory],
+            on_end=partial(note_ended, memory, index),
+        )
+        for index in range(config.router.process_count)
     ]
     stop = asyncio.Event()
     _on_signals(stop.set)
@@ -70,6 +80,12 @@ async def _run_processes(config: ClusterConfig) -> None:
             task.cancel()
         patience_s = config.router.drain_seconds + STOP_SLACK_S
         await asyncio.gather(*(child.stop(timeout_s=patience_s) for child in children))
+
+
+def _command(config: ClusterConfig, index: int, memory: int) -> list[str]:
+    """How many there are is said again: here it may not be known, but guessed from the cores of this moment."""
+    mine = ("--parent", os.getpid(), "--memory", memory, "--processes", config.router.process_count, "--process", index)
+    return [sys.executable, "-m", "whalepod", *sys.argv[1:], *map(str, mine)]
 
 
 async def _end_when_hung(child: SupervisedChild, url: str) -> None:
@@ -91,7 +107,7 @@ async def _end_when_hung(child: SupervisedChild, url: str) -> None:
             patience = Deadline.after(HUNG_AFTER_S)
 
 
-async def _run_one(config: ClusterConfig, process: int | None, parent: int) -> None:
+async def _run_one(config: ClusterConfig, process: int | None, parent: int, memory: int | None) -> None:
     stop, orphaned = asyncio.Event(), asyncio.Event()
 
     def listen_to_signals() -> None:
@@ -100,7 +116,9 @@ async def _run_one(config: ClusterConfig, process: int | None, parent: int) -> N
     # Again when the fronts listen: the HTTP server takes the signals for itself when it starts.
     listen_to_signals()
     watching = None if process is None else asyncio.create_task(_stop_without(parent, stop, orphaned))
-    await run_router(config, stop=stop, on_ready=listen_to_signals, index=process or 0, orphaned=orphaned)
+    await run_router(
+        config, stop=stop, on_ready=listen_to_signals, index=process or 0, orphaned=orphaned, memory_file=memory
+    )
     if watching is not None:
         watching.cancel()
 

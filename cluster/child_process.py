@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from whalepod.core.clock import SYSTEM_CLOCK, Clock
 from whalepod.core.tasks import cancel_and_wait
@@ -19,9 +19,21 @@ QUICK_DEATHS_MAX = 3
 class SupervisedChild:
     """Runs `command` until `stop`. It has a session of its own: Ctrl-C at the terminal is for its parent."""
 
-    def __init__(self, name: str, command: Sequence[str], *, clock: Clock = SYSTEM_CLOCK) -> None:
+    def __init__(
+        self,
+        name: str,
+        command: Sequence[str],
+        *,
+        inherits: Sequence[int] = (),
+        on_end: Callable[[], None] = lambda: None,
+        clock: Clock = SYSTEM_CLOCK,
+    ) -> None:
+        """`inherits`: files of this process that are also the child's, by the same numbers. `on_end` is called when it
+        has ended by itself, before it is started again."""
         self._name = name
         self._command = command
+        self._inherits = inherits
+        self._on_end = on_end
         self._clock = clock
         self._process: asyncio.subprocess.Process | None = None
         self._watcher: asyncio.Task[None] | None = None
@@ -60,7 +72,9 @@ class SupervisedChild:
             self._process.kill()
 
     async def _launch(self) -> None:
-        self._process = await asyncio.create_subprocess_exec(*self._command, start_new_session=True)
+        self._process = await asyncio.create_subprocess_exec(
+            *self._command, start_new_session=True, pass_fds=self._inherits
+        )
 
     async def _watch(self) -> None:
         quick_deaths = 0
@@ -68,6 +82,7 @@ class SupervisedChild:
             assert self._process is not None
             started_s = self._clock.monotonic_s()
             code = await self._process.wait()
+            self._on_end()
             quick_deaths = 0 if self._clock.monotonic_s() - started_s > SETTLED_AFTER_S else quick_deaths + 1
             if quick_deaths >= QUICK_DEATHS_MAX:
                 self._failure = f"{self._name} ended with code {code}, {quick_deaths} times in a row"

@@ -7,9 +7,9 @@ three names and reads them). Bad values and contradictions are refused before an
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal, Self
+from typing import Annotated, Literal, Self
 
-from pydantic import Field, SecretStr, model_validator
+from pydantic import BeforeValidator, Field, SecretStr, model_validator
 
 from whalepod.core.credentials import ClusterSecret
 from whalepod.core.errors import ConfigError
@@ -19,6 +19,7 @@ from .config_checks import contradictions, port_clashes
 from .dspark_settings import DsparkSettings
 from .pool_settings import DecodeSettings, Port, PrefillSettings, Section, VisionSettings
 from .registration import RankRole
+from .usable_cores import usable_cores
 
 METRICS_PORT_OFFSET = 1000
 """A rank serves its metrics at its gRPC port plus this."""
@@ -26,6 +27,20 @@ DIRECT_PORT_OFFSET = 2000
 """A prefill rank serves what it has published to other ranks at its gRPC port plus this."""
 RETENTION_HOURS = {"session": 1, "day": 24, "week": 168}
 """Retention classes (`kvstore.md` §7.3)."""
+
+ROUTER_PROCESSES_MAX = 64
+AUTO_CORES_A_PROCESS = 4
+"""One process fills one core. The others are for the kernel's side of its connections, for Redis and for ranks."""
+AUTO_PROCESSES_MAX = 8
+"""About 11,000 requests or 190,000 tokens a second (benchmarks/notes/router.md): more than comes to one router."""
+
+
+def _number_of_processes(value: object) -> object:
+    """Raises ValueError, which says all that it may be."""
+    text = str(value)
+    if text == "auto" or (text.isdecimal() and 1 <= int(text) <= ROUTER_PROCESSES_MAX):
+        return value
+    raise ValueError(f"router.processes must be a number from 1 to {ROUTER_PROCESSES_MAX}, or auto, not {text!r}")
 
 
 class EngineSettings(Section):
@@ -83,11 +98,10 @@ class RouterSettings(Section):
 
     http_port: Port = Field(default=8000, description="port of the HTTP API")
     grpc_port: Port = Field(default=8001, description="port of the public gRPC API")
-    processes: int = Field(
-        default=1,
-        ge=1,
-        description="router processes that share the ports; limits hold for each, operators find the second at "
-        "admin_port + 1, and so on",
+    processes: Annotated[int | Literal["auto"], BeforeValidator(_number_of_processes)] = Field(
+        default="auto",
+        description="router processes that share the ports, the limits, and what they know; operators find the second "
+        "at admin_port + 1, and so on; auto: one for each four cores, at most 8, and 1 without admin_port",
     )
     policy: Literal["kv", "least-loaded", "round-robin", "random"] = Field(
         default="kv", description="how requests choose ranks; all but kv are for comparison"
@@ -147,6 +161,15 @@ class RouterSettings(Section):
     usage_file: Path | None = Field(
         default=None, description="one JSON line for each request and what it used, for billing; default: none"
     )
+
+    @property
+    def process_count(self) -> int:
+        """What `processes` says; auto: as this machine is now."""
+        if self.processes != "auto":
+            return self.processes
+        if self.admin_port is None:
+            return 1
+        return max(1, min(AUTO_PROCESSES_MAX, int(usable_cores() / AUTO_CORES_A_PROCESS)))
 
 
 class TlsSettings(Section):
@@ -342,7 +365,7 @@ class ClusterConfig(Section):
     def admin_ports(self) -> tuple[int, ...]:
         """Of each router process, in order; empty: operators use the public port."""
         first = self.router.admin_port
-        return () if first is None else tuple(range(first, first + self.router.processes))
+        return () if first is None else tuple(range(first, first + self.router.process_count))
 
     @property
     def operator_urls(self) -> tuple[str, ...]:

@@ -22,7 +22,7 @@ def contradictions(config: ClusterConfig) -> Iterator[str]:
         yield "secret and secret_file are both set: keep one"
     if router.remote_prefill == "always" and config.prefill.replicas == 0:
         yield "router.remote_prefill is always, but prefill.replicas is 0"
-    if router.processes > 1 and router.admin_port is None:
+    if router.process_count > 1 and router.admin_port is None:
         yield (
             f"router.processes is {router.processes}, but router.admin_port is not set: each process shows its metrics "
             "and its readiness on a port of its own, from there on"

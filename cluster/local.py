@@ -71,7 +71,11 @@ class LocalCluster:
         self._cache_dir = config.kv.node_cache_dir / self.run_dir.name
         cache_mib = NODE_CACHE_MIB if config.kv.node_cache_mib is None else config.kv.node_cache_mib
         kv = config.kv.model_copy(update={"node_cache_dir": self._cache_dir, "node_cache_mib": cache_mib})
-        self.config = config.without_secret().model_copy(update={"secret_file": self.run_dir / "secret", "kv": kv})
+        # Others who read this cluster's file must find as many processes, whatever their own share of the machine is.
+        router = config.router.model_copy(update={"processes": config.router.process_count})
+        self.config = config.without_secret().model_copy(
+            update={"secret_file": self.run_dir / "secret", "kv": kv, "router": router}
+        )
         self.redis: EmbeddedRedis | None = None
         self.pools = RankPools(self.config, secret=self.secret)
         self.router = SupervisedChild(

@@ -37,7 +37,7 @@ def dashboard_sources(config: ClusterConfig, index: int, clock: Clock) -> Dashbo
         deadline = Deadline.after(STORE_PATIENCE_S, clock)
         return {str(address): server_info(address, deadline=deadline) for address in addresses}
 
-    return DashboardSources(ask, shown_settings(config), (index + 1, config.router.processes))
+    return DashboardSources(ask, shown_settings(config), (index + 1, config.router.process_count))
 
 
 def shown_settings(config: ClusterConfig) -> dict[str, str]:

@@ -23,9 +23,14 @@ BLOCKS_MAX = 1 << 18
 """Blocks in the table: 32 MiB of them."""
 
 
+Name = tuple[int, int]
+"""A computation among the processes of a router: its number, and which of them it is of."""
+
+
 @dataclass(slots=True, eq=False)
 class Pending:
-    """A prompt that is being computed. `expected_s`: when all of it should be."""
+    """A prompt that is being computed. `expected_s`: when all of it should be. `name`: of one that is read from the
+    memory of all processes; None: it is this one's."""
 
     first_block: int
     blocks: int
@@ -35,6 +40,17 @@ class Pending:
     """None: it is being computed."""
     ended_s: float = 0.0
     ended: asyncio.Event = field(default_factory=asyncio.Event)
+    name: Name | None = None
+
+    def is_current(self, now_s: float) -> bool:
+        """It goes on, or what it stored is remembered."""
+        return self.stored is None or (self.stored and now_s - self.ended_s <= REMEMBERED_S)
+
+    def end(self, *, stored: bool, now_s: float) -> None:
+        """Once; later calls do nothing."""
+        if self.stored is None:
+            self.stored, self.ended_s = stored, now_s
+            self.ended.set()
 
     def expected_at_s(self, depth_blocks: int) -> float:
         """When its first `depth_blocks` blocks should be there: they are computed one after another."""
@@ -44,10 +60,11 @@ class Pending:
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """What of a prompt somebody else computes, or has just computed."""
+    """What of a prompt somebody else computes, or has just computed. `exact`: not a block more."""
 
     depth_blocks: int
     pending: Pending
+    exact: bool = True
 
 
 class PendingPrefixes:
@@ -74,9 +91,7 @@ class PendingPrefixes:
 
     def end(self, pending: Pending, *, stored: bool, now_s: float) -> None:
         """The computation is over: all of it is stored, or nobody knows. Once; later calls do nothing."""
-        if pending.stored is None:
-            pending.stored, pending.ended_s = stored, now_s
-            pending.ended.set()
+        pending.end(stored=stored, now_s=now_s)
 
     def longest(self, hashes: Sequence[BlockHash], *, stored_blocks: int, now_s: float) -> Share | None:
         """The longest prefix beyond what is stored that is being computed, or was stored a moment ago.
@@ -92,9 +107,7 @@ class PendingPrefixes:
 
     def _at(self, block: BlockHash, now_s: float) -> Pending | None:
         pending = self._by_block.get(block)
-        if pending is None or pending.stored is None:
-            return pending
-        if pending.stored and now_s - pending.ended_s <= REMEMBERED_S:
+        if pending is None or pending.is_current(now_s):
             return pending
         del self._by_block[block]
         return None

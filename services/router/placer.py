@@ -19,6 +19,7 @@ from .attempt import Legs
 from .cost_meter import CostMeter
 from .hot_ranks import HotRanks
 from .job import Job
+from .joint_prefixes import PrefixTakenError
 from .placement import Placement, PlacementRequest, PlacementRules, Policy, RemotePrefill, plan_placement
 from .prompt_work import PromptWork
 from .rank_table import RankTable
@@ -53,9 +54,10 @@ class Placer:
         retry_max: int,
         meter: CostMeter,
         rng: Random,
+        hot: HotRanks | None = None,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
-        """`usable`: whether a decode rank can be reached now."""
+        """`usable`: whether a decode rank can be reached now. `hot`: where conversations have been."""
         self._table = table
         self._usable = usable
         self._shared = shared
@@ -65,7 +67,7 @@ class Placer:
         self._meter = meter
         self._rng = rng
         self._clock = clock
-        self._hot = HotRanks()
+        self._hot = hot or HotRanks()
         self._turn = 0
         self._placed: dict[RequestId, asyncio.Future[Placement | None]] = {}
         """Of jobs that are live: where they went, for the other choices of their prompts."""
@@ -93,16 +95,19 @@ class Placer:
 
         Raises UnavailableError if no rank can take it.
         """
-        beside = await self._other_choice(job)
+        beside, looked_s = await self._other_choice(job), None
         if job.resumed_ids:
             job = await self._shared.looked_up(job)
         elif beside is None and self._rules.policy is Policy.KV and not job.scores_prompt:
-            job = await self._shared.settled(job)
+            job, looked_s = await self._shared.settled(job)
         patience = wait or job.deadline.earlier(self._patience.first_s if number == 1 else self._patience.lost_s)
         while True:
             try:
                 placement = self._plan(job, avoid, beside)
-                return job, self._claim(job, number, placement, avoid)
+                return job, self._claim(job, number, placement, avoid, looked_s)
+            except PrefixTakenError:
+                job, looked_s = await self._shared.settled(job)
+                continue
             except UnavailableError:
                 if patience.expired:
                     raise
@@ -138,7 +143,10 @@ class Placer:
         """To score a prompt a rank computes all of it in all layers, and says so step by step: a decode rank does."""
         return replace(self._rules, remote_prefill=RemotePrefill.NEVER) if job.scores_prompt else self._rules
 
-    def _claim(self, job: Job, number: int, placement: Placement, avoid: Collection[RankId]) -> Legs:
+    def _claim(
+        self, job: Job, number: int, placement: Placement, avoid: Collection[RankId], looked_s: float | None
+    ) -> Legs:
+        """Raises PrefixTakenError, as of `SharedPrefixes.begin`."""
         ranks = self._table.ranks
         new_tokens = job.tokens - job.stored_tokens
         prefill = ranks[placement.prefill] if placement.prefill is not None else None
@@ -150,6 +158,7 @@ class Placer:
         ]
         computes = prefill or ranks[placement.decode]
         queued = self._table.candidate(computes).prefill_tokens_queued + new_tokens
+        pending = self._shared.begin(job, seconds=self._meter.prompt_s(queued), looked_s=looked_s)
         legs = Legs(
             decode=ranks[placement.decode],
             decode_claim=self._table.claim(placement.decode, prefill_tokens=0 if prefill else new_tokens),
@@ -159,7 +168,7 @@ class Placer:
             work=PromptWork(
                 self._shared,
                 self._meter,
-                self._shared.begin(job, seconds=self._meter.prompt_s(queued)),
+                pending,
                 tokens=queued,
                 remote=prefill is not None,
                 clock=self._clock,

@@ -29,6 +29,7 @@ from .authentication import Authenticator
 from .dashboard_sources import dashboard_sources
 from .grpc_front import GrpcFront
 from .http_server import CLOSE_GRACE_S, bind_http, http_server
+from .joint_memory import JointMemory
 from .readiness import Readiness
 from .router_parts import RouterParts, load_language, store_connector
 from .usage_log import UsageLog
@@ -49,19 +50,23 @@ async def run_router(
     on_ready: Callable[[], None] | None = None,
     index: int = 0,
     orphaned: asyncio.Event | None = None,
+    memory_file: int | None = None,
     clock: Clock = SYSTEM_CLOCK,
 ) -> None:
     """Serve until `stop` is set, then drain. Returns when nothing of the router is left.
 
     `index`: which of `router.processes` this is. `on_ready` is called when both fronts listen; the ranks may still be
-    starting. `orphaned` set before `stop`: it leaves its ports first, because its successors want them. Raises
-    ConfigError or CheckpointError before serving.
+    starting. `orphaned` set before `stop`: it leaves its ports first, because its successors want them. `memory_file`:
+    of the memory of all these processes; None: there is one. Raises ConfigError or CheckpointError before serving.
     """
     listeners = _bind_http(config, index)
     name = join_address(config.reachable_host, config.router.http_port)
     configure_tracing(config.tracing, role="router", name=name if index == 0 else f"{name} {index}")
     try:
-        router = RouterProcess(config, index, clock=clock)
+        memory: JointMemory | None = None
+        if memory_file is not None:
+            memory = JointMemory(memory_file, index, processes=config.router.process_count, clock=clock)
+        router = RouterProcess(config, index, memory=memory, clock=clock)
         await router.serve(listeners, stop=stop, orphaned=orphaned or asyncio.Event(), on_ready=on_ready)
     finally:
         for listener in listeners:
@@ -71,8 +76,8 @@ async def run_router(
 class RouterProcess:
     """The parts of a running router, and the order in which they start and stop."""
 
-    def __init__(self, config: ClusterConfig, index: int, *, clock: Clock) -> None:
-        """`index`: which of `router.processes`."""
+    def __init__(self, config: ClusterConfig, index: int, *, memory: JointMemory | None, clock: Clock) -> None:
+        """`index`: which of `router.processes`. `memory`: of all of them."""
         self._config = config
         peer_tls = PeerTls.of(config.tls)
         addresses = (*config.router.prefill, *config.router.decode, *config.router.vision)
@@ -100,6 +105,7 @@ class RouterProcess:
             connect_store=store_connector(config, clock),
             purge_epoch=self._watcher.purge_epoch,
             tls=peer_tls,
+            memory=memory,
             clock=clock,
         )
         self._readiness = Readiness(
@@ -115,7 +121,7 @@ class RouterProcess:
             self._parts.front,
             authenticator=authenticator,
             usage_log=self._usage_log,
-            shares_port=config.router.processes > 1,
+            shares_port=config.router.process_count > 1,
         )
         if config.fault_injection:
             self._grpc.add(FaultServicer("router", None, secret=config.cluster_secret(), clock=clock))
@@ -244,7 +250,7 @@ def _bind_http(config: ClusterConfig, index: int) -> list[socket.socket]:
     router = config.router
     listeners: list[socket.socket] = []
     try:
-        public = bind_http(config.host, router.http_port, setting="router.http_port", shared=router.processes > 1)
+        public = bind_http(config.host, router.http_port, setting="router.http_port", shared=router.process_count > 1)
         listeners.append(public)
         if config.admin_ports:
             listeners.append(bind_http(config.host, config.admin_ports[index], setting="router.admin_port"))

@@ -25,7 +25,10 @@ from .cost_meter import CostMeter
 from .decode_stream import DecodeStreams
 from .dispatch import Dispatcher, DispatchOptions
 from .front_door import FrontDoor, ServedModel
+from .hot_ranks import HotRanks
 from .job import Job
+from .joint_memory import JointMemory
+from .joint_parts import JointParts
 from .language import Language
 from .placement import PlacementRules, Policy, RemotePrefill
 from .placer import Patience, Placer
@@ -51,10 +54,13 @@ class RouterParts:
         purge_epoch: Callable[[str], int] = lambda _: 0,
         tls: PeerTls | None = None,
         meter: CostMeter | None = None,
+        memory: JointMemory | None = None,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
-        """`tls`: what ranks are shown; None: plain text. `meter`: knows what prompts cost; None: one that learns it."""
+        """`tls`: what ranks are shown; None: plain text. `meter`: knows what prompts cost; None: one that learns it.
+        `memory`: what this process shares with the others of its router; None: it is alone."""
         router = config.router
+        joint = _joint_parts(config, memory)
         secret = config.cluster_secret()
         meter = meter or CostMeter()
         self._table = RankTable(directory, meter=meter, clock=clock)
@@ -69,6 +75,7 @@ class RouterParts:
             tokens_min=max(block_tokens, router.remote_prefill_tokens_min),
             meter=meter,
             stored_blocks=self._stored_blocks,
+            joint=joint and joint.prefixes,
             clock=clock,
         )
         placer = Placer(
@@ -80,6 +87,7 @@ class RouterParts:
             retry_max=router.retry_max,
             meter=meter,
             rng=Random(mint_incarnation()),
+            hot=HotRanks(joint and joint.places),
             clock=clock,
         )
         dispatcher = Dispatcher(
@@ -93,7 +101,7 @@ class RouterParts:
             secret=secret,
             clock=clock,
         )
-        self._admission = _admission(config, self._table, clock)
+        self._admission = _admission(config, self._table, joint, clock)
         self.front = FrontDoor(
             _served_model(config, model_config),
             language=language,
@@ -140,7 +148,14 @@ def load_language(config: ClusterConfig) -> Language:
     )
 
 
-def _admission(config: ClusterConfig, table: RankTable, clock: Clock) -> Admission:
+def _joint_parts(config: ClusterConfig, memory: JointMemory | None) -> JointParts | None:
+    router = config.router
+    if memory is None:
+        return None
+    return JointParts(memory, running_max=router.max_concurrent_requests, queue_max=router.queue_size)
+
+
+def _admission(config: ClusterConfig, table: RankTable, joint: JointParts | None, clock: Clock) -> Admission:
     router = config.router
     return Admission(
         running_max=router.max_concurrent_requests,
@@ -153,8 +168,10 @@ def _admission(config: ClusterConfig, table: RankTable, clock: Clock) -> Admissi
                 tokens_per_minute=router.tenant_tokens_per_minute,
                 concurrent_max=router.tenant_concurrent_requests,
             ),
+            tenants=joint and joint.tenants,
             clock=clock,
         ),
+        bound=joint and joint.bound,
         clock=clock,
     )
 

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import math
 from collections import OrderedDict
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from typing import Protocol
 
 from whalepod.core.clock import Clock
 from whalepod.core.errors import CapacityError
@@ -32,75 +34,70 @@ class Limits:
     concurrent_max: int | None = None
 
 
-class _Bucket:
-    def __init__(self, per_minute: int | None, now_s: float) -> None:
-        self._per_minute = per_minute
-        self._left = float(per_minute or 0)
-        self._at_s = now_s
+@dataclass(slots=True)
+class Bucket:
+    """`used` of what it holds, as of `at_s`. A new one is full."""
 
-    def take(self, count: int, now_s: float) -> None:
-        self._fill(now_s)
-        self._left -= count
+    used: float = 0.0
+    at_s: float = 0.0
 
-    def wait_s(self, count: int, now_s: float) -> float:
+    def take(self, count: int, per_minute: int, now_s: float) -> None:
+        self._fill(per_minute, now_s)
+        self.used += count
+
+    def wait_s(self, count: int, per_minute: int | None, now_s: float) -> float:
         """Seconds until so many are there; 0: now. More than the bucket holds are there when it is full."""
-        if self._per_minute is None:
+        if per_minute is None:
             return 0.0
-        self._fill(now_s)
-        missing = min(count, self._per_minute) - self._left
-        return max(0.0, missing * MINUTE_S / self._per_minute)
+        self._fill(per_minute, now_s)
+        missing = min(count, per_minute) + self.used - per_minute
+        return max(0.0, missing * MINUTE_S / per_minute)
 
-    def _fill(self, now_s: float) -> None:
-        if self._per_minute is not None:
-            grown = (now_s - self._at_s) * self._per_minute / MINUTE_S
-            self._left = min(float(self._per_minute), self._left + grown)
-        self._at_s = now_s
+    def _fill(self, per_minute: int, now_s: float) -> None:
+        self.used = max(0.0, self.used - (now_s - self.at_s) * per_minute / MINUTE_S)
+        self.at_s = now_s
 
 
-class _Tenant:
-    def __init__(self, limits: Limits, now_s: float) -> None:
-        self.requests = _Bucket(limits.requests_per_minute, now_s)
-        self.tokens = _Bucket(limits.tokens_per_minute, now_s)
-        self.concurrent = 0
+@dataclass(slots=True)
+class Tenant:
+    requests: Bucket
+    tokens: Bucket
+    concurrent: int = 0
+
+    @classmethod
+    def new(cls) -> Tenant:
+        return cls(Bucket(), Bucket())
 
 
-class TenantLimits:
-    """For one event loop."""
+class Tenants(Protocol):
+    """Where tenants are remembered. Bounded."""
 
-    def __init__(self, limits: Limits, *, clock: Clock) -> None:
-        self._limits = limits
+    def opened(self, name: str) -> AbstractContextManager[Tenant, bool | None]:
+        """A tenant, to be changed within the block. It is new if it is not known."""
+        ...
+
+    def charge_tokens(self, name: str, tokens: int, per_minute: int) -> None:
+        """Take them from the tenant's bucket, now or in a moment."""
+        ...
+
+
+class OwnTenants:
+    """Of a router that is one process."""
+
+    def __init__(self, *, clock: Clock) -> None:
         self._clock = clock
-        self._tenants: OrderedDict[str, _Tenant] = OrderedDict()
+        self._tenants: OrderedDict[str, Tenant] = OrderedDict()
 
-    def enter(self, name: str, *, requests: int) -> None:
-        """Count requests that come together. Raises TenantLimitError, with the time after which they would pass."""
-        tenant, now_s = self._tenant(name), self._clock.monotonic_s()
-        limit = self._limits.concurrent_max
-        if limit is not None and tenant.concurrent + min(requests, limit) > limit:
-            raise TenantLimitError(f"more than {limit} requests of this tenant at a time", retry_after_s=1.0)
-        for what, wait_s in (
-            ("requests", tenant.requests.wait_s(requests, now_s)),
-            ("tokens", tenant.tokens.wait_s(1, now_s)),
-        ):
-            if wait_s > 0:
-                message = f"this tenant's {what} for this minute are used up"
-                raise TenantLimitError(message, retry_after_s=float(math.ceil(wait_s)))
-        tenant.requests.take(requests, now_s)
-        tenant.concurrent += requests
+    def opened(self, name: str) -> AbstractContextManager[Tenant]:
+        return nullcontext(self._tenant(name))
 
-    def leave(self, name: str, *, requests: int) -> None:
-        """They have ended."""
-        self._tenant(name).concurrent -= requests
+    def charge_tokens(self, name: str, tokens: int, per_minute: int) -> None:
+        self._tenant(name).tokens.take(tokens, per_minute, self._clock.monotonic_s())
 
-    def charge_tokens(self, name: str, tokens: int) -> None:
-        """Tokens of a prompt or an answer."""
-        if self._limits.tokens_per_minute is not None:
-            self._tenant(name).tokens.take(tokens, self._clock.monotonic_s())
-
-    def _tenant(self, name: str) -> _Tenant:
+    def _tenant(self, name: str) -> Tenant:
         tenant = self._tenants.get(name)
         if tenant is None:
-            tenant = self._tenants[name] = _Tenant(self._limits, self._clock.monotonic_s())
+            tenant = self._tenants[name] = Tenant.new()
             self._forget_idle()
         self._tenants.move_to_end(name)
         return tenant
@@ -111,3 +108,46 @@ class TenantLimits:
             name = next((name for name, tenant in self._tenants.items() if not tenant.concurrent), None)
             if name is not None:
                 del self._tenants[name]
+
+
+class TenantLimits:
+    """For one event loop."""
+
+    def __init__(self, limits: Limits, *, tenants: Tenants | None = None, clock: Clock) -> None:
+        self._limits = limits
+        self._clock = clock
+        self._tenants = tenants or OwnTenants(clock=clock)
+        self._unlimited = limits == Limits()
+
+    def enter(self, name: str, *, requests: int) -> None:
+        """Count requests that come together. Raises TenantLimitError, with the time after which they would pass."""
+        if self._unlimited:
+            return
+        limits = self._limits
+        with self._tenants.opened(name) as tenant:
+            now_s = self._clock.monotonic_s()
+            most = limits.concurrent_max
+            if most is not None and tenant.concurrent + min(requests, most) > most:
+                raise TenantLimitError(f"more than {most} requests of this tenant at a time", retry_after_s=1.0)
+            for what, wait_s in (
+                ("requests", tenant.requests.wait_s(requests, limits.requests_per_minute, now_s)),
+                ("tokens", tenant.tokens.wait_s(1, limits.tokens_per_minute, now_s)),
+            ):
+                if wait_s > 0:
+                    message = f"this tenant's {what} for this minute are used up"
+                    raise TenantLimitError(message, retry_after_s=float(math.ceil(wait_s)))
+            if limits.requests_per_minute is not None:
+                tenant.requests.take(requests, limits.requests_per_minute, now_s)
+            if most is not None:
+                tenant.concurrent += requests
+
+    def leave(self, name: str, *, requests: int) -> None:
+        """They have ended."""
+        if self._limits.concurrent_max is not None:
+            with self._tenants.opened(name) as tenant:
+                tenant.concurrent -= requests
+
+    def charge_tokens(self, name: str, tokens: int) -> None:
+        """Tokens of a prompt or an answer."""
+        if self._limits.tokens_per_minute is not None:
+            self._tenants.charge_tokens(name, tokens, self._limits.tokens_per_minute)

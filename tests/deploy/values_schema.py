@@ -13,7 +13,7 @@ from typing import Any
 import yaml
 
 from tests.house_rules import ROOT
-from whalepod.cluster.config import ClusterConfig
+from whalepod.cluster.config import ROUTER_PROCESSES_MAX, ClusterConfig
 
 CHART = ROOT / "deploy/k8s/whalepod"
 SCHEMA_FILE = CHART / "values.schema.json"
@@ -45,6 +45,7 @@ NARROWER: Mapping[str, Mapping[str, Any]] = {
     "decode.replicas": {"type": "integer", "minimum": 1},
     "redis.shards": {"type": "integer", "minimum": 1},
     "router.replicas": {"type": "integer", "minimum": 1},
+    "router.processes": {"type": "integer", "minimum": 1, "maximum": ROUTER_PROCESSES_MAX},
     "router.service.type": {"enum": ["ClusterIP", "NodePort", "LoadBalancer"]},
     "image.pullPolicy": {"enum": ["Always", "IfNotPresent", "Never"]},
     "redis.image.pullPolicy": {"enum": ["Always", "IfNotPresent", "Never"]},

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from whalepod.core.block_keys import BlockHash
 from whalepod.core.ids import RankId
-from whalepod.services.router.hot_ranks import HotRanks
+from whalepod.services.router.hot_ranks import HotRanks, OwnPlaces
 
 ONE, TWO = RankId("decode-1"), RankId("decode-2")
 
@@ -33,7 +33,7 @@ def test_a_session_is_known_by_its_name_within_its_tenant() -> None:
 
 
 def test_the_oldest_is_forgotten_first() -> None:
-    hot = HotRanks(remembered_max=2)
+    hot = HotRanks(OwnPlaces(remembered_max=2))
     for name in "abc":
         hot.note(ONE, session=("t", name), hashes=[])
     assert [hot.find(session=("t", name), hashes=[]) for name in "abc"] == [None, ONE, ONE]

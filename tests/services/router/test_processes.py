@@ -31,27 +31,28 @@ WAIT_S = 90.0
 
 
 class Processes:
-    """A router of two processes that share their ports, and one operators' page each."""
+    """A router of several processes that share their ports, and one operators' page each."""
 
-    def __init__(self, config: ClusterConfig, directory: Path) -> None:
+    def __init__(self, config: ClusterConfig, directory: Path, count: int = 2, **router: Any) -> None:
         self.config = config
-        # Of a pool of two: it has ports that follow each other.
-        spare = with_free_ports(router_config(config.model_dir, prefill_replicas=2), search_from=24_000)
+        # Of a pool of as many: it has ports that follow each other.
+        spare = with_free_ports(router_config(config.model_dir, prefill_replicas=count), search_from=24_000)
         admin_port = spare.prefill.port
         settings: dict[str, Any] = config.model_dump(mode="json", exclude_none=True) | {"secret": SECRET.key.decode()}
         settings["router"] |= {
-            "processes": 2,
+            "processes": count,
             "admin_port": admin_port,
             "usage_file": str(directory / "usage.jsonl"),
             "drain_seconds": 60.0,
             "queue_timeout_seconds": WAIT_S,
             "request_timeout_seconds": 2 * WAIT_S,
+            **router,
         }
         settings["prefill"]["replicas"] = 0
         self._log = directory / "log"
         self._file = directory / "cluster.json"
         self._file.write_text(json.dumps(settings))
-        self.pages = [f"http://127.0.0.1:{admin_port + index}" for index in range(2)]
+        self.pages = [f"http://127.0.0.1:{admin_port + index}" for index in range(count)]
         self._started: list[asyncio.subprocess.Process] = []
 
     async def start(self) -> asyncio.subprocess.Process:

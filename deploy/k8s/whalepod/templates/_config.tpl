@@ -11,6 +11,7 @@
     "http_port" (int .Values.router.ports.http)
     "grpc_port" (int .Values.router.ports.grpc)
     "admin_port" (int .Values.router.ports.admin)
+    "processes" (int .Values.router.processes)
     "drain_seconds" (int .Values.drainSeconds))
   "kv" (dict "port" (int .Values.kv.port))
 -}}

@@ -261,3 +261,8 @@ livenessProbe:
   timeoutSeconds: 5
   failureThreshold: 6
 {{- end -}}
+
+{{/* Name of the operators' port of process `index` (from 0) of a router. */}}
+{{- define "whalepod.adminPort" -}}
+{{- if . }}admin-{{ . }}{{ else }}admin{{ end -}}
+{{- end -}}
