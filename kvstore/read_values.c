@@ -103,7 +103,11 @@ static int receive(struct peer *from, char *into, int64_t bytes, int flags, int6
             return DONE;
         }
         if (got == 0) return RESET;
-        if (errno == EINTR || (spins && (errno == EAGAIN || errno == EWOULDBLOCK))) continue;
+        if (spins && (errno == EAGAIN || errno == EWOULDBLOCK)) {
+            if (now_ns() >= spin_until_ns) from->spin_ns /= 2;  /* in vain: somebody else has the server's core */
+            continue;
+        }
+        if (errno == EINTR) continue;
         return errno == EAGAIN || errno == EWOULDBLOCK ? TIMED_OUT : RESET;
     }
 }
