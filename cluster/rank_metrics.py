@@ -22,6 +22,7 @@ from whalepod.engine.interface import (
     TokensEvent,
 )
 from whalepod.engine.speculation.statistics import SpeculationWork, add_up
+from whalepod.kernels.fallbacks import fallback_counts
 from whalepod.model.engram_reads import EngramReads
 
 # A row of a tiny model takes a millisecond on a CPU, a chunk of a large one some seconds.
@@ -142,6 +143,17 @@ class LoadCollector(Collector):
             "Pages of n-gram tables that were read from the disk before they were needed.",
             self._engram.ahead_pages,
         )
+        fallbacks = CounterMetricFamily(
+            "whalepod_rank_kernel_fallbacks",
+            "Calls that ran a slower version of an operation than the machine has; the log says why.",
+            labels=["operation"],
+        )
+        calls: dict[str, int] = {}
+        for (operation, _), count in fallback_counts().items():
+            calls[operation] = calls.get(operation, 0) + count
+        for operation, count in calls.items():
+            fallbacks.add_metric([operation], count)
+        yield fallbacks
         # What autoscalers made for other engines read.
         yield GaugeMetricFamily("vllm:num_requests_running", "As whalepod_rank_running.", load.running)
         yield GaugeMetricFamily("vllm:num_requests_waiting", "Requests that wait for room.", load.waiting)

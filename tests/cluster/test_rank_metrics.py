@@ -9,6 +9,7 @@ from prometheus_client import REGISTRY, CollectorRegistry, generate_latest
 from whalepod.cluster.rank_metrics import LoadCollector, count_work
 from whalepod.engine.interface import RankLoad, StepWork
 from whalepod.engine.speculation.statistics import SpeculationWork, VerifiedRequest
+from whalepod.kernels.fallbacks import note_fallback
 from whalepod.model.engram_reads import EngramReads
 
 DRAFTS = "whalepod_rank_dspark"
@@ -53,6 +54,13 @@ def gauges(load: RankLoad) -> dict[str, float]:
     registry.register(LoadCollector(lambda: load, EngramReads(), lambda: (3, 8)))
     lines = generate_latest(registry).decode().splitlines()
     return {line.split()[0]: float(line.split()[1]) for line in lines if not line.startswith("#")}
+
+
+def test_operations_that_fall_back_are_counted_by_name() -> None:
+    load = RankLoad(slots_total=8, blocks_free=16, blocks_total=64)
+    for reason in ("one reason", "another", "another"):
+        note_fallback("planted_operation", reason)
+    assert gauges(load)['whalepod_rank_kernel_fallbacks_total{operation="planted_operation"}'] == 3
 
 
 def test_a_machines_cache_tells_its_blocks_and_a_rank_without_one_nothing() -> None:

@@ -124,6 +124,9 @@ CLUSTER: Rows = {
                 "{{instance}}",
         }),
         Panel("Steps", "s", _seconds("whalepod_rank_step_seconds", "phase")),
+        Panel("Operations that ran slower versions", "ops", {
+            _rate("whalepod_rank_kernel_fallbacks_total", "operation"): "{{operation}}",
+        }),
         Panel("Rows of a step", "short", {
             f"{_rate('whalepod_rank_batch_rows_sum', 'phase')} / {_rate('whalepod_rank_batch_rows_count', 'phase')}":
                 "{{phase}}",
