@@ -9,8 +9,8 @@ tasks. Without `enable_tracing` nothing is recorded, and a client's own tracepar
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
+from types import TracebackType
 
 from opentelemetry.trace import Span as ApiSpan
 from opentelemetry.trace import SpanKind, Status, StatusCode, Tracer
@@ -54,6 +54,17 @@ class Span:
             self._span.end()
             self._span = None
 
+    def __enter__(self) -> Span:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """What leaves the block by an exception has failed; who closes a generator has heard enough."""
+        if kind is not None and kind is not GeneratorExit:
+            self.fail(kind.__name__)
+        self.end()
+
 
 def start_span(name: str, parent: str, *, serves: bool = False, attributes: Mapping[str, Value] | None = None) -> Span:
     """A span under `parent` (empty: the first of a new trace). End it. `serves`: it answers another process."""
@@ -67,19 +78,9 @@ def start_span(name: str, parent: str, *, serves: bool = False, attributes: Mapp
     return Span(span, carrier.get(_TRACEPARENT, parent))
 
 
-@contextmanager
-def span(name: str, parent: str, **attributes: Value) -> Generator[Span]:
-    """The same, for a block. What leaves it by an exception has failed; who closes a generator has heard enough."""
-    opened = start_span(name, parent, attributes=attributes)
-    try:
-        yield opened
-    except GeneratorExit:
-        raise
-    except BaseException as error:
-        opened.fail(type(error).__name__)
-        raise
-    finally:
-        opened.end()
+def span(name: str, parent: str, **attributes: Value) -> Span:
+    """The same, for a block: `with span(…) as opened`."""
+    return start_span(name, parent, attributes=attributes)
 
 
 def enable_tracing(tracer: Tracer) -> None:

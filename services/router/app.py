@@ -204,7 +204,7 @@ class HttpFront:
                 )
                 record.follow(caller.state)
                 exchange = Exchange.of(request.scope)
-                body, length = await read_json_object(request, bytes_max=BODY_BYTES_MAX)
+                body, length = await read_json_object(request, bytes_max=BODY_BYTES_MAX, whole=exchange.asked)
                 answer = await endpoint(
                     HttpCall(request, body, length, caller, record, errors, exchange, Outlet(exchange))
                 )

@@ -42,6 +42,9 @@ from .tenancy import Principal, sharing_salt
 
 SESSION_CHARS_MAX = 256
 
+DOMAINS_MAX = 4096
+"""Sharing domains whose salts are remembered; then it begins anew."""
+
 HASH_INLINE_TOKENS_MAX = 16_384
 """Shorter prompts are hashed on the event loop: a few hundred microseconds."""
 
@@ -106,6 +109,7 @@ class FrontDoor:
         self.clock = clock
         self._dispatcher = dispatcher
         self._secret = secret
+        self._domains: dict[tuple[str, str, str | None, int, bytes], tuple[bytes, BlockHash]] = {}
 
     @property
     def context_tokens_max(self) -> int:
@@ -179,12 +183,10 @@ class FrontDoor:
         self.check_fidelity(fidelity)
         self.check_length(len(prompt_ids), sampling.max_tokens, field=field)
         self.admission.charge_tokens(caller.principal.tenant, len(prompt_ids))
-        epoch = self._purge_epoch(caller.principal.tenant)
-        salt = sharing_salt(self._secret, caller.principal, cache_salt, epoch=epoch)
         namespace = self._namespace_or_raise()
-        root = chain_root(namespace, salt=salt)
-        owner = owner_tag(caller.principal.tenant)
-        pictures = [RequestImage.of(placed, salt=salt, owner=owner) for placed in images]
+        salt, root = self._sharing(caller.principal, cache_salt, namespace)
+        tenant = caller.principal.tenant
+        pictures = [RequestImage.of(placed, salt=salt, owner=owner_tag(tenant)) for placed in images]
         hashes = await self._block_hashes(prompt_ids, root, pictures)
         stored_blocks = 0
         if sampling.prompt_logprobs is None:  # else every row is computed
@@ -234,6 +236,19 @@ class FrontDoor:
             caller.state.stage = Stage.RESUMING
 
         return self._dispatcher.generate(job, on_burst=measure, on_lost=note_lost, relay=relay)
+
+    def _sharing(self, principal: Principal, cache_salt: str | None, namespace: bytes) -> tuple[bytes, BlockHash]:
+        """Salt and root of the caller's sharing domain. Most requests come from a domain that has asked before. Raises
+        InvalidFieldError on an overlong `cache_salt`."""
+        key = (principal.tenant, principal.user, cache_salt, self._purge_epoch(principal.tenant), namespace)
+        known = self._domains.get(key)
+        if known is None:
+            salt = sharing_salt(self._secret, principal, cache_salt, epoch=key[3])
+            known = salt, chain_root(namespace, salt=salt)
+            if len(self._domains) >= DOMAINS_MAX:
+                self._domains.clear()
+            self._domains[key] = known
+        return known
 
     def _namespace_or_raise(self) -> bytes:
         """All usable ranks agree on it: the directory refuses the others."""

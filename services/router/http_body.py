@@ -30,8 +30,8 @@ LENGTH_DIGITS_MAX = 18
 """Of a Content-Length that is looked at before the body comes. It is only the client's word: what comes is counted."""
 
 
-async def read_json_object(request: Request, *, bytes_max: int) -> tuple[dict[str, Any], int]:
-    """The body as a dict, and its length in bytes.
+async def read_json_object(request: Request, *, bytes_max: int, whole: bool = False) -> tuple[dict[str, Any], int]:
+    """The body as a dict, and its length in bytes. `whole`: all of it has come already.
 
     A long `prompt` of token ids is an `array("I")` in it.
 
@@ -41,11 +41,7 @@ async def read_json_object(request: Request, *, bytes_max: int) -> tuple[dict[st
     media_type = request.headers.get("content-type", "application/json").split(";")[0].strip().lower()
     if media_type != "application/json" and not media_type.endswith("+json"):
         raise MediaTypeError(f"the body must be application/json, not {media_type or 'unspecified'}")
-    try:
-        async with asyncio.timeout(BODY_SECONDS_MAX):
-            body = await _read_body(request, bytes_max)
-    except TimeoutError:
-        raise BodyTooSlowError(f"the body did not arrive within {BODY_SECONDS_MAX:g} seconds") from None
+    body = await (_read_body(request, bytes_max) if whole else _read_body_in_time(request, bytes_max))
     if len(body) <= PARSE_ON_LOOP_BYTES_MAX:
         return parse_json_object(body), len(body)
     return await asyncio.to_thread(parse_large_object, body), len(body)
@@ -75,6 +71,14 @@ def parse_json_object(body: bytes | str) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise RequestError("the body must be a JSON object")
     return value
+
+
+async def _read_body_in_time(request: Request, bytes_max: int) -> bytes:
+    try:
+        async with asyncio.timeout(BODY_SECONDS_MAX):
+            return await _read_body(request, bytes_max)
+    except TimeoutError:
+        raise BodyTooSlowError(f"the body did not arrive within {BODY_SECONDS_MAX:g} seconds") from None
 
 
 async def _read_body(request: Request, bytes_max: int) -> bytes:

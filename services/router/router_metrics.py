@@ -22,22 +22,24 @@ _TOKEN: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2
 _REQUEST: Final = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
 
 REQUESTS = Counter("whalepod_requests", "Requests that ended, by endpoint and outcome.", ["endpoint", "outcome"])
-FIRST_TOKEN_SECONDS = Histogram(
-    "whalepod_time_to_first_token_seconds", "From arrival to the first token.", buckets=_REQUEST
+FIRST_TOKEN_SECONDS = LoopHistogram(
+    "whalepod_time_to_first_token_seconds", "From arrival to the first token.", bounds=_REQUEST
 )
 INTER_TOKEN_SECONDS = LoopHistogram("whalepod_inter_token_latency_seconds", "Between two tokens.", bounds=_TOKEN)
 REQUEST_SECONDS = Histogram("whalepod_request_seconds", "From arrival to the end.", ["endpoint"], buckets=_REQUEST)
-QUEUE_SECONDS = Histogram("whalepod_queue_seconds", "Spent waiting for admission.", buckets=_REQUEST)
+QUEUE_SECONDS = LoopHistogram("whalepod_queue_seconds", "Spent waiting for admission.", bounds=_REQUEST)
 SHED = Counter(
     "whalepod_router_shed",
     "Requests refused for load: queue_full, hopeless (would not start in time), waited_too_long.",
     ["reason"],
 )
-PROMPT_TOKENS = Counter("whalepod_prompt_tokens", "Prompt tokens of requests that got a token.")
-CACHED_TOKENS = Counter("whalepod_cached_tokens", "Of those, tokens that came from stored prefix.")
+PROMPT_TOKENS = LoopCounter("whalepod_prompt_tokens", "Prompt tokens of requests that got a token.")
+CACHED_TOKENS = LoopCounter("whalepod_cached_tokens", "Of those, tokens that came from stored prefix.")
 COMPLETION_TOKENS = LoopCounter("whalepod_completion_tokens", "Tokens generated for clients.")
 
-TOKENIZE_SECONDS = Histogram("whalepod_router_tokenize_seconds", "Rendering and tokenizing a prompt.", buckets=_REQUEST)
+TOKENIZE_SECONDS = LoopHistogram(
+    "whalepod_router_tokenize_seconds", "Rendering and tokenizing a prompt.", bounds=_REQUEST
+)
 IMAGES = Counter("whalepod_router_images", "Images that requests brought, counted each time.")
 IMAGE_PREPARE_SECONDS = Histogram(
     "whalepod_router_image_prepare_seconds",
@@ -49,10 +51,12 @@ VISION_AHEAD = Counter(
     "Images that vision ranks were asked to encode before a rank needs them: encoded, known, failed.",
     ["outcome"],
 )
-LOOKUP_SECONDS = Histogram("whalepod_router_lookup_seconds", "Asking the store for the longest prefix.", buckets=_FAST)
-PLACEMENT_SECONDS = Histogram("whalepod_router_placement_seconds", "Choosing ranks.", buckets=_FAST)
-PREDICTED_HIT_TOKENS = Counter("whalepod_router_predicted_hit_tokens", "Stored tokens the lookup saw.")
-ACTUAL_HIT_TOKENS = Counter("whalepod_router_actual_hit_tokens", "Stored tokens the ranks used (R).")
+LOOKUP_SECONDS = LoopHistogram(
+    "whalepod_router_lookup_seconds", "Asking the store for the longest prefix.", bounds=_FAST
+)
+PLACEMENT_SECONDS = LoopHistogram("whalepod_router_placement_seconds", "Choosing ranks.", bounds=_FAST)
+PREDICTED_HIT_TOKENS = LoopCounter("whalepod_router_predicted_hit_tokens", "Stored tokens the lookup saw.")
+ACTUAL_HIT_TOKENS = LoopCounter("whalepod_router_actual_hit_tokens", "Stored tokens the ranks used (R).")
 PREFIX_WAITS = Counter(
     "whalepod_router_prefix_waits",
     "Requests that waited for a prefix another one computed: shared, given_up.",

@@ -146,6 +146,7 @@ async def running_router(
     connect_store: Callable[[bytes], KvClient] | None = None,
     tls: PeerTls | None = None,
     other_processes: Sequence[str] = (),
+    purge_epoch: Callable[[str], int] = lambda _: 0,
     **settings: Any,
 ) -> AsyncGenerator[RouterUnderTest, None]:
     """The router's app in this event loop; the ranks are started and stopped with it."""
@@ -155,7 +156,14 @@ async def running_router(
     config = router_config(model_dir, **settings)
     model_config, language = read_model(model_dir)
     parts = RouterParts(
-        config, model_config, language, directory, connect_store=connect_store, tls=tls, meter=UnmeasuredCosts()
+        config,
+        model_config,
+        language,
+        directory,
+        connect_store=connect_store,
+        purge_epoch=purge_epoch,
+        tls=tls,
+        meter=UnmeasuredCosts(),
     )
     directory.on_change = parts.ranks_changed
     readiness = Readiness(parts.front, needs_prefill=config.prefill.replicas > 0, registry_ok=lambda: True)

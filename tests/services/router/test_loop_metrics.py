@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from prometheus_client import REGISTRY, CollectorRegistry, Counter, Histogram
 from prometheus_client.core import Metric
 
@@ -33,3 +34,18 @@ def test_values_are_counted_as_ever() -> None:
     finally:
         for one in ours:
             REGISTRY.unregister(one)
+
+
+def test_a_block_is_timed_also_when_it_fails() -> None:
+    ours = LoopHistogram("test_timed", "Seconds.", bounds=(1000.0,))
+    try:
+        with ours.time():
+            pass
+        with pytest.raises(ValueError, match="inside"), ours.time():
+            raise ValueError("inside")
+        (metric,) = ours.collect()
+        taken = {one.name: one.value for one in metric.samples}
+        assert taken["test_timed_count"] == 2
+        assert 0 < taken["test_timed_sum"] < 1000
+    finally:
+        REGISTRY.unregister(ours)
