@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from .joint_bound import JointBound
+from .joint_drains import JointDrains
 from .joint_memory import JointMemory
 from .joint_places import JointPlaces
 from .joint_prefixes import JointPrefixes
@@ -16,4 +17,5 @@ class JointParts:
         self.tenants = JointTenants(memory)
         self.prefixes = JointPrefixes(memory)
         self.bound = JointBound(memory, running_max=running_max, queue_max=queue_max)
+        self.drains = JointDrains(memory)
         self.places = JointPlaces(memory)

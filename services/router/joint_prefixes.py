@@ -134,10 +134,13 @@ class JointPrefixes:
 
     def _tell(self, block: BlockHash, name: Name, now_s: float) -> None:
         """Blocks that somebody computes stay his."""
-        known = self._at(block, now_s)
-        if known is None or known.stored is not None:
-            at, _ = self._blocks.put(_key(block), now_s=now_s)
+        at, is_new = self._blocks.put(_key(block), now_s=now_s)
+        if is_new or not self._runs(_NAME.unpack_from(self._bytes, at)):
             _NAME.pack_into(self._bytes, at, *name)
+
+    def _runs(self, name: Name) -> bool:
+        at = self._find(name)
+        return at is not None and _STATE.unpack_from(self._bytes, at + _NUMBER.size + _BODY.size)[0] == _RUNS
 
     def _write(self, name: Name, body: bytes) -> None:
         """The number last: whoever dies in between has written nothing."""
@@ -148,17 +151,21 @@ class JointPrefixes:
         _NUMBER.pack_into(self._bytes, at, name[0])
 
     def _read(self, name: Name) -> Pending | None:
-        """None: it is forgotten, or its process has ended."""
-        number, process = name
-        if process >= self._memory.processes or number >> _RUN_SHIFT != self._memory.run_of(process):
-            return None
-        at = self._computation(name)
-        if _NUMBER.unpack_from(self._bytes, at)[0] != number:
+        at = self._find(name)
+        if at is None:
             return None
         first_block, blocks, began_s, expected_s, ended_s = _BODY.unpack_from(self._bytes, at + _NUMBER.size)
         (state,) = _STATE.unpack_from(self._bytes, at + _NUMBER.size + _BODY.size)
         stored = None if state == _RUNS else state == _STORED
         return Pending(first_block, blocks, began_s, expected_s, stored, ended_s, name=name)
+
+    def _find(self, name: Name) -> int | None:
+        """None: it is forgotten, or its process has ended."""
+        number, process = name
+        if process >= self._memory.processes or number >> _RUN_SHIFT != self._memory.run_of(process):
+            return None
+        at = self._computation(name)
+        return at if _NUMBER.unpack_from(self._bytes, at)[0] == number else None
 
     def _computation(self, name: Name) -> int:
         number, process = name

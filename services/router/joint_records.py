@@ -27,6 +27,8 @@ class KeyedRecords:
         self._sets = records // WAYS
         self._record_bytes = record_bytes
         self._set_bytes = WAYS * (KEY_BYTES + _STAMP.size + record_bytes)
+        self._stamps_at = WAYS * KEY_BYTES
+        self._records_at = WAYS * (KEY_BYTES + _STAMP.size)
         self._at = memory.take(self._sets * self._set_bytes)
 
     def find(self, key: bytes) -> int | None:
@@ -45,12 +47,12 @@ class KeyedRecords:
         start = self._start(key)
         found = self.find(key)
         if found is not None:
-            way = (found - start - WAYS * (KEY_BYTES + _STAMP.size)) // self._record_bytes
+            way = (found - start - self._records_at) // self._record_bytes
         else:
-            stamps = _STAMPS.unpack_from(self._memory, start + WAYS * KEY_BYTES)  # 0: never used
-            way = min(range(WAYS), key=stamps.__getitem__)
+            stamps = _STAMPS.unpack_from(self._memory, start + self._stamps_at)  # 0: never used
+            way = stamps.index(min(stamps))
             self._memory[start + way * KEY_BYTES : start + (way + 1) * KEY_BYTES] = key
-        _STAMP.pack_into(self._memory, start + WAYS * KEY_BYTES + way * _STAMP.size, now_s)
+        _STAMP.pack_into(self._memory, start + self._stamps_at + way * _STAMP.size, now_s)
         return self._record(start, way), found is None
 
     def _start(self, key: bytes) -> int:
@@ -58,4 +60,4 @@ class KeyedRecords:
         return self._at + int.from_bytes(key[:4], "little") % self._sets * self._set_bytes
 
     def _record(self, start: int, way: int) -> int:
-        return start + WAYS * (KEY_BYTES + _STAMP.size) + way * self._record_bytes
+        return start + self._records_at + way * self._record_bytes

@@ -34,6 +34,10 @@ SUCCESSOR_S = 30.0
 """After a rank that drained has gone, another process is expected to take its place for so long."""
 
 
+NO_INCARNATION = Incarnation(0)
+"""Of a rank that takes work."""
+
+
 class RankDirectory(Protocol):
     """Says which ranks exist: the registry, or addresses given on the command line."""
 
@@ -141,20 +145,46 @@ class Claim:
             self._work.requests -= 1
 
 
+class Drains(Protocol):
+    """Which process of a rank is known to take no new work."""
+
+    def get(self, rank: RankId) -> Incarnation | None: ...
+
+    def put(self, rank: RankId, incarnation: Incarnation) -> None: ...
+
+
+class OwnDrains:
+    """Of a router that is one process."""
+
+    def __init__(self) -> None:
+        self._drains: dict[RankId, Incarnation] = {}
+
+    def get(self, rank: RankId) -> Incarnation | None:
+        return self._drains.get(rank)
+
+    def put(self, rank: RankId, incarnation: Incarnation) -> None:
+        self._drains[rank] = incarnation
+
+
 class RankTable:
     """One router's view of the ranks. For one event loop."""
 
     def __init__(
-        self, directory: RankDirectory, *, meter: CostMeter | None = None, clock: Clock = SYSTEM_CLOCK
+        self,
+        directory: RankDirectory,
+        *,
+        meter: CostMeter | None = None,
+        drains: Drains | None = None,
+        clock: Clock = SYSTEM_CLOCK,
     ) -> None:
-        """`meter`: knows how fast ranks compute."""
+        """`meter`: knows how fast ranks compute. `drains`: outlives this process, if there are several."""
         self._directory = directory
         self._meter = meter or CostMeter()
         self._clock = clock
         self._work: dict[RankId, _Work] = {}
         self._reports: dict[RankId, _Report] = {}
-        self._said_draining: dict[RankId, Incarnation] = {}
-        """By a refusal, which comes before the registration that says it too."""
+        self._said_draining = drains or OwnDrains()
+        """By a refusal, which comes before the registration that says it too, or by an operator."""
         self._drains = False
         self._drained_at_s: float | None = None
         """When a decode rank was last known to drain."""
@@ -236,13 +266,13 @@ class RankTable:
     def note_draining(self, info: RankInfo) -> None:
         """The rank refused work because it drains, or an operator wants it so. It takes none again: what comes in its
         place is another process."""
-        self._said_draining[info.rank_id] = info.incarnation
+        self._said_draining.put(info.rank_id, info.incarnation)
         self._takers_known = None
         self._note_drains()
 
     def readmit(self, info: RankInfo) -> None:
         """It takes work after all, unless it says itself that it drains."""
-        self._said_draining.pop(info.rank_id, None)
+        self._said_draining.put(info.rank_id, NO_INCARNATION)
         self._takers_known = None
         self.wake()
 

@@ -63,7 +63,7 @@ class RouterParts:
         joint = _joint_parts(config, memory)
         secret = config.cluster_secret()
         meter = meter or CostMeter()
-        self._table = RankTable(directory, meter=meter, clock=clock)
+        self._table = RankTable(directory, meter=meter, drains=joint and joint.drains, clock=clock)
         on_load, on_lost, on_draining = self._table.note_load, self._table.report_lost, self._table.note_draining
         self._streams = DecodeStreams(on_load=on_load, on_lost=on_lost, tls=tls, clock=clock)
         self._prefills = PrefillClient(on_load=on_load, on_lost=on_lost, on_draining=on_draining, tls=tls)

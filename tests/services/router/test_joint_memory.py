@@ -9,21 +9,24 @@ import os
 import random
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from hashlib import blake2b
 
 import pytest
 
 from tests.services.router.router_under_test import until
+from tests.services.router.test_rank_table import Directory, rank
 from tests.services.router.test_tenant_limits import SetClock, refusal
 from whalepod.core.block_keys import BlockHash
 from whalepod.core.clock import SYSTEM_CLOCK, Clock
-from whalepod.core.ids import RankId
+from whalepod.core.ids import Incarnation, RankId
 from whalepod.services.router.hot_ranks import HotRanks
 from whalepod.services.router.joint_memory import HELD_S_MAX, JointMemory, create_memory, note_ended
 from whalepod.services.router.joint_parts import JointParts
 from whalepod.services.router.joint_prefixes import PrefixTakenError, told_depths
 from whalepod.services.router.joint_records import WAYS, KeyedRecords
 from whalepod.services.router.pending_prefixes import REMEMBERED_S
+from whalepod.services.router.rank_table import RankTable
 from whalepod.services.router.tenant_limits import Limits, TenantLimits
 
 
@@ -214,6 +217,20 @@ def test_a_conversation_is_known_where_it_has_not_been(file: int) -> None:
     assert one.find(session=("achat", ""), hashes=hashes("x")) is None
     one.note(RankId("d" * 64), session=("c", "long"), hashes=[])
     assert two.find(session=("c", "long"), hashes=[]) is None
+
+
+def test_a_process_that_is_started_again_knows_which_ranks_drain(file: int) -> None:
+    info, other = rank("decode-0"), rank("decode-1")
+    first = RankTable(Directory(info, other), drains=attached(file, 0).drains)
+    first.note_draining(info)
+    note_ended(file, 0)
+    again, beside = (RankTable(Directory(info, other), drains=attached(file, index).drains) for index in range(2))
+    for table in (again, beside):
+        assert [found.rank_id for found in table.decode_ranks()] == ["decode-1"]
+        assert table.takes_work(replace(info, incarnation=Incarnation(8))), "which is another process"
+    again.readmit(info)
+    beside.wake()
+    assert all(table.takes_work(info) for table in (again, beside))
 
 
 def test_a_full_set_gives_its_oldest_record_away(file: int) -> None:
