@@ -339,6 +339,23 @@ def test_network_policies_open_only_ports_on_which_a_rank_listens(values: dict[s
             assert {each["port"] for each in opened} == {each["containerPort"] for each in template.container["ports"]}
 
 
+def test_each_process_of_a_router_has_an_operators_port_that_is_reached_and_scraped() -> None:
+    manifests = render({"router": {"processes": 3}, "monitoring": {"serviceMonitor": {"enabled": True}}})
+    named = {"admin": 8002, "admin-1": 8003, "admin-2": 8004}
+    (router,) = [pod for pod in pod_templates(manifests) if pod.owner["metadata"]["name"].endswith("-router")]
+    listens = {port["name"]: port["containerPort"] for port in router.spec["containers"][0]["ports"]}
+    assert listens == {"http": 8000, "grpc": 8001, **named}
+    (service,) = [each for each in of_kind(manifests, "Service") if each["metadata"]["name"].endswith("-admin")]
+    assert {port["name"]: (port["port"], port["targetPort"]) for port in service["spec"]["ports"]} == {
+        name: (port, name) for name, port in named.items()
+    }
+    (policy,) = [m for m in of_kind(manifests, "NetworkPolicy") if m["metadata"]["name"].endswith("-router")]
+    assert [port["port"] for port in policy["spec"]["ingress"][-1]["ports"]] == list(named.values())
+    (monitor,) = [m for m in of_kind(manifests, "ServiceMonitor") if m["metadata"]["name"].endswith("-router")]
+    assert [endpoint["port"] for endpoint in monitor["spec"]["endpoints"]] == list(named)
+    assert yaml.safe_load(cluster_yaml(manifests))["router"]["processes"] == 3
+
+
 def test_no_sleep_of_no_seconds_which_older_servers_refuse() -> None:
     (router,) = (each for each in ours(render({"router": {"preStopSeconds": 0}})) if each.role == "router")
     assert "lifecycle" not in router.container
