@@ -8,8 +8,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
-from prometheus_client import Counter, Histogram
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+import numpy as np
+from prometheus_client import REGISTRY, Counter, Gauge, Histogram
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from whalepod.engine.interface import (
@@ -21,13 +22,14 @@ from whalepod.engine.interface import (
     StepWork,
     TokensEvent,
 )
-from whalepod.engine.speculation.statistics import SpeculationWork, add_up
+from whalepod.engine.speculation.statistics import SpeculationCounts, SpeculationWork, add_up
 from whalepod.kernels.fallbacks import fallback_counts
 from whalepod.model.engram_reads import EngramReads
 
 # A row of a tiny model takes a millisecond on a CPU, a chunk of a large one some seconds.
 _SECONDS: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 _ROWS: Final = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
+_LENGTHS: Final = (1, 2, 3, 4, 5, 6, 7, 8, 12, 16)
 
 TOKENS = Counter("whalepod_rank_generated_tokens", "Tokens this rank has drawn.")
 CACHED_TOKENS = Counter(
@@ -51,10 +53,50 @@ ACCEPTED = Counter("whalepod_rank_dspark_accepted", "Drafts that stood, by colum
 CONFIDENCE = Counter(
     "whalepod_rank_dspark_confidence", "Chances that verified drafts would stand, added up, by column.", ["column"]
 )
+DRAFT_BUDGET = Gauge(
+    "whalepod_rank_dspark_budget",
+    "Drafts that the last step with drafts was to verify by plan; without a plan, those it verified.",
+)
 DRAFT_SECONDS = Histogram("whalepod_rank_dspark_draft_seconds", "Time of one round of drafting.", buckets=_SECONDS)
 BATCH_ROWS = Histogram(
     "whalepod_rank_batch_rows", "Rows of one step, by phase (prefill, decode).", ["phase"], buckets=_ROWS
 )
+
+
+class AcceptedLengths(Collector):
+    """Tokens that requests got in steps. A step is added at once: a histogram's own `observe` is a call a request."""
+
+    def __init__(self) -> None:
+        self._requests = np.zeros(1)
+        """[length]: how many requests got so many tokens. Replaced as a whole: another thread reads it."""
+
+    def add(self, counts: SpeculationCounts) -> None:
+        at_least = np.concatenate(([counts.request_steps] * 2, counts.accepted, [0]))
+        requests = at_least[:-1] - at_least[1:]
+        size = max(len(requests), len(self._requests))
+        self._requests = np.pad(self._requests, (0, size - len(self._requests))) + np.pad(
+            requests, (0, size - len(requests))
+        )
+
+    def collect(self) -> Iterator[Metric]:
+        requests = self._requests
+        yield HistogramMetricFamily(
+            "whalepod_rank_dspark_accepted_length",
+            "Tokens that a request got in one step with drafts: those that stood, and one.",
+            buckets=[
+                *((str(float(length)), float(requests[: length + 1].sum())) for length in _LENGTHS),
+                ("+Inf", float(requests.sum())),
+            ],
+            sum_value=float(requests @ np.arange(len(requests))),
+        )
+
+    def describe(self) -> list[Metric]:
+        """Names without values."""
+        return []
+
+
+ACCEPTED_LENGTHS = AcceptedLengths()
+REGISTRY.register(ACCEPTED_LENGTHS)
 
 
 def count_events(events: Sequence[StepEvent]) -> None:
@@ -94,6 +136,8 @@ def count_speculation(work: SpeculationWork) -> None:
     DRAFT_STEPS.labels("some" if counts.trimmed_steps else "all").inc()
     DRAFT_REQUEST_STEPS.inc(counts.request_steps)
     DRAFT_SECONDS.observe(work.draft_seconds)
+    DRAFT_BUDGET.set(counts.verified.sum() if work.budget is None else work.budget)
+    ACCEPTED_LENGTHS.add(counts)
     for column in range(columns):
         label = str(column + 1)
         DRAFTED.labels(label).inc(counts.drafted[column])

@@ -29,6 +29,8 @@ def test_drafts_are_counted_by_column_and_reconcile_with_what_was_said() -> None
     before = {(name, column): counted(name, column=column) for name in names for column in "123"}
     steps = {verified: counted("steps_total", verified=verified) for verified in ("all", "some")}
     request_steps = counted("request_steps_total")
+    lengths = {at_most: counted("accepted_length_bucket", le=at_most) for at_most in ("1.0", "2.0", "+Inf")}
+    tokens = counted("accepted_length_sum")
     count_work(StepWork(6, 0, 0.01, SpeculationWork(requests, budget=4, draft_seconds=0.002)))
 
     def more(name: str) -> list[float]:
@@ -41,6 +43,25 @@ def test_drafts_are_counted_by_column_and_reconcile_with_what_was_said() -> None
     assert counted("request_steps_total") - request_steps == 2
     assert counted("steps_total", verified="some") - steps["some"] == 1
     assert counted("steps_total", verified="all") == steps["all"]
+    grown = [counted("accepted_length_bucket", le=at_most) - before for at_most, before in lengths.items()]
+    assert grown == [0, 2, 2]
+    assert counted("accepted_length_sum") - tokens == 4
+
+
+def test_tokens_of_a_step_are_told_by_request_however_many_columns_the_step_had() -> None:
+    before = {at_most: counted("accepted_length_bucket", le=at_most) for at_most in ("1.0", "2.0", "4.0", "+Inf")}
+    for accepted in ((0, 3), (1,), (0,)):
+        requests = tuple(VerifiedRequest(stood, stood, stood, None, None) for stood in accepted)
+        count_work(StepWork(9, 0, 0.01, SpeculationWork(requests, budget=None, draft_seconds=0.002)))
+    grown = [counted("accepted_length_bucket", le=at_most) - count for at_most, count in before.items()]
+    assert grown == [2, 3, 4, 4]
+
+
+@pytest.mark.parametrize(("planned", "told"), [(4, 4), (0, 0), (None, 5)])
+def test_the_budget_is_what_was_planned_and_without_a_plan_what_was_verified(planned: int | None, told: int) -> None:
+    requests = (VerifiedRequest(3, 3, 1, None, None), VerifiedRequest(2, 2, 0, None, None))
+    count_work(StepWork(7, 0, 0.01, SpeculationWork(requests, budget=planned, draft_seconds=0.002)))
+    assert counted("budget") == told
 
 
 def test_a_step_without_drafts_counts_none() -> None:

@@ -232,8 +232,14 @@ SPECULATION: Rows = {
                 "column {{column}}",
         }),
         Panel("Tokens a request gets in a step", "short", {
-            f"1 + {_rate('whalepod_rank_dspark_accepted_total', 'job')} "
-            f"/ {_rate('whalepod_rank_dspark_request_steps_total', 'job')}": "tokens",
+            _share("whalepod_rank_dspark_accepted_length_sum", "whalepod_rank_dspark_request_steps_total"): "mean",
+        }),
+        Panel("Requests of a step by the tokens they got", "percentunit", {
+            f"{_rate('whalepod_rank_dspark_accepted_length_bucket', 'le')} / on () group_left sum("
+            "rate(whalepod_rank_dspark_accepted_length_count{$here}[$__rate_interval]))": "at most {{le}}",
+        }),
+        Panel("Drafts that a step is to verify", "short", {
+            _total("whalepod_rank_dspark_budget", "instance"): "{{instance}}",
         }),
         Panel("Confidence and truth", "percentunit", {
             _share("whalepod_rank_dspark_confidence_total", "whalepod_rank_dspark_verified_total", "column"):
