@@ -74,6 +74,9 @@ def sampling_to_proto(sampling: SamplingParams) -> common_pb2.SamplingParams:
         frequency_penalty=sampling.frequency_penalty,
         repetition_penalty=sampling.repetition_penalty,
         logit_bias=sampling.logit_bias,
+        allowed_token_ids=sampling.allowed_token_ids,
+        bad_words=sampling.bad_words,
+        bad_word_ids=[struct.pack(f"<{len(word)}I", *word) for word in sampling.bad_word_ids],
         grammar=_grammar_to_proto(sampling),
     )
 
@@ -93,9 +96,19 @@ def sampling_from_proto(message: common_pb2.SamplingParams) -> SamplingParams:
         presence_penalty=message.presence_penalty,
         frequency_penalty=message.frequency_penalty,
         logit_bias=dict(message.logit_bias),
+        allowed_token_ids=tuple(message.allowed_token_ids) or None,
+        bad_words=tuple(message.bad_words),
+        bad_word_ids=tuple(map(_word_from_proto, message.bad_word_ids)),
         grammar=_grammar_from_proto(message.grammar) if message.HasField("grammar") else None,
         grammar_starts_after=message.grammar.starts_after if message.grammar.HasField("starts_after") else None,
     )
+
+
+def _word_from_proto(packed: bytes) -> tuple[int, ...]:
+    """Raises InvalidFieldError."""
+    if len(packed) % 4:
+        raise InvalidFieldError("bad_word_ids", "bad_word_ids: each must be packed 4-byte token ids")
+    return struct.unpack(f"<{len(packed) // 4}I", packed)
 
 
 def _grammar_to_proto(sampling: SamplingParams) -> common_pb2.Grammar | None:

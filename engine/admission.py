@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import chain
 
 from whalepod.core.errors import ContextLengthError, InternalError, InvalidFieldError
 from whalepod.model.tensor_layout import ModelRole
@@ -34,8 +35,8 @@ class RequestChecks:
         for ids in (request.prompt_ids, request.resumed_ids):
             if ids and (min(ids) < 0 or max(ids) >= self.vocab_size):
                 raise InvalidFieldError("prompt", f"token ids must be in [0, {self.vocab_size})")
-        if request.sampling.n != 1 or request.sampling.stop:
-            raise InternalError("a rank makes one choice, and looks for no stop string")
+        if request.sampling.n != 1 or request.sampling.stop or request.sampling.bad_words:
+            raise InternalError("a rank makes one choice, looks for no stop string, and knows bad words by their ids")
         self._check_sampling(request)
         self._check_images(request)
         if self.role is ModelRole.ENCODER and request.work is not Work.PREFILL:
@@ -52,6 +53,8 @@ class RequestChecks:
     def _check_sampling(self, request: EngineRequest) -> None:
         named: dict[str, Iterable[int]] = {
             "logit_bias": request.sampling.logit_bias,
+            "allowed_token_ids": request.sampling.allowed_token_ids or (),
+            "bad_word_ids": chain.from_iterable(request.sampling.bad_word_ids),
             "stop_token_ids": request.sampling.stop_token_ids,
         }
         if request.sampling.grammar_starts_after is not None:

@@ -127,7 +127,9 @@ def _edit(weights: Tensor, rows: Sequence[DrawRow]) -> Tensor:
         for index, row in enumerate(rows)
         if (each := row.sampler.edits(drafts=row.drafts, allowed=row.allowed, vocab_size=weights.shape[1])) is not None
     ]
-    masked = [index for index, row in enumerate(rows) if row.allowed is not None]
+    vocab = weights.shape[1]
+    masks = [(index, row.sampler.mask(row.allowed, vocab_size=vocab)) for index, row in enumerate(rows)]
+    masked = {index: mask for index, mask in masks if mask is not None}
     broken = torch.zeros(len(rows), dtype=torch.bool, device=weights.device)
     touched = sorted({*masked, *(index for index, _ in edits)})
     if touched:
@@ -138,8 +140,8 @@ def _edit(weights: Tensor, rows: Sequence[DrawRow]) -> Tensor:
         factors = np.concatenate([each.factors for _, each in edits], axis=1)
         apply_edits(weights, Edits(_put(np.concatenate(places, axis=1), weights), _put(factors, weights)))
     if masked:
-        words = pack(np.stack([allowed for row in rows if (allowed := row.allowed) is not None]))
-        apply_masks(weights, _put(np.array(masked, np.int64), weights), _put(words.view(np.int32), weights))
+        words = pack(np.stack([*masked.values()]))
+        apply_masks(weights, _put(np.array([*masked], np.int64), weights), _put(words.view(np.int32), weights))
     return broken
 
 

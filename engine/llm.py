@@ -30,6 +30,7 @@ from whalepod.model.detokenizer import Detokenizer
 from whalepod.model.prompt import PromptEncoder
 from whalepod.model.vision.preparation import PlacedImage
 
+from .bad_words import encode_bad_words
 from .engine import Delivery, Engine
 from .images import RequestImage, block_extras
 from .inline_spans import inline_spans
@@ -262,13 +263,15 @@ class LLM:
             request_id=choices[0].request_id,
             attempt=1,
             prompt_ids=prompt,
-            sampling=replace(sampling, n=1, stop=()),
+            sampling=replace(sampling, n=1, stop=(), bad_words=()),
             fidelity=self._fidelity,
             deadline=Deadline(math.inf),
             priority=priority,
             images=images,
         )
         try:
+            encoded = encode_bad_words(replace(sampling, n=1, stop=()), self._tokenizer.encode)
+            request = replace(request, sampling=encoded)
             self._engine.checks.check(request)
             for branched in self._branches(request, [choice.request_id for choice in choices]):
                 self._engine.submit(branched)

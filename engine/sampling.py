@@ -2,8 +2,9 @@
 
     raw logits ──process_rows──▶ log-weights ──draw_ids──▶ ids ──report_tokens──▶ tokens with log-probabilities
 
-Order of the steps (`runtime.md` §7.1): logit bias → masks of `min_tokens` → penalties → grammar mask → greedy, or
-temperature → top-k → top-p → min-p → draw. Ties go to the lowest id everywhere. Log-probabilities are of raw logits.
+Order of the steps (`runtime.md` §7.1): logit bias → allowed tokens, mask of `min_tokens` → penalties → bad
+words → grammar mask → greedy, or temperature → top-k → top-p → min-p → draw. Ties go to the lowest id everywhere.
+Log-probabilities are of raw logits. What is masked stays so whatever comes after: the masks may be put on in any order.
 
 A row is one token to be drawn, not one request: where drafts are verified, a request has a row after each of them.
 Rules that touch few tokens are applied row by row, all that runs over the vocabulary for all rows together.
@@ -19,9 +20,10 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from whalepod.core.errors import InternalError
+from whalepod.core.errors import InternalError, InvalidFieldError
 from whalepod.core.ids import RequestId
 
+from .bad_words import BadWords
 from .grammar.masks import Flags
 from .interface import EngineRequest, SampledToken
 from .noise import DRAFT_DRAW, ROUGH_ERROR, TARGET_DRAW, Words, branch_key, gumbel_of, noise_words, rough_gumbel_of
@@ -84,6 +86,9 @@ class Sampler:
         self._bias = np.array([params.logit_bias[token] for token in sorted(params.logit_bias)], np.float32)
         ends = set(params.stop_token_ids) | (set() if params.ignore_eos else {eos_id})
         self._end_ids = np.array(sorted(ends), np.int64)
+        self._allowed: Flags | None = None
+        """[vocab] of `allowed_token_ids`; made when it is first asked for."""
+        self._bad_words = BadWords(params.bad_word_ids, output_ids) if params.bad_word_ids else None
         self._prompt_ids = prompt_ids
         self._seen: TokenCounts | None = None
         """Of prompt and output; made when a penalty first asks for it."""
@@ -94,6 +99,8 @@ class Sampler:
         self._output_count += 1
         if self._seen is not None:
             self._seen.add(token_id)
+        if self._bad_words is not None:
+            self._bad_words.observe(token_id)
 
     def apply_rules(self, weights: Logits, *, drafts: Sequence[int], allowed: Flags | None) -> None:
         """Steps up to the grammar's mask, on one row [vocab] in place. `drafts` count as output after what was
@@ -101,8 +108,10 @@ class Sampler:
         params = self.params
         if len(self._bias_ids):
             weights[self._bias_ids] += self._bias
-        if self._ends_are_barred(drafts, allowed, vocab_size=len(weights)):
-            weights[self._end_ids] = -np.inf
+        mask = self.mask(allowed, vocab_size=len(weights))
+        barred = self._barred(drafts, mask, vocab_size=len(weights))
+        if len(barred):
+            weights[barred] = -np.inf
         if params.repetition_penalty != 1:
             ids = self._seen_with(drafts).ids
             penalty, values = np.float32(params.repetition_penalty), weights[ids]
@@ -112,13 +121,13 @@ class Sampler:
             weights[drawn.ids] -= np.float32(params.frequency_penalty) * drawn.counts + np.float32(
                 params.presence_penalty
             )
-        if allowed is not None:
-            np.copyto(weights, -np.inf, where=~allowed)
+        if mask is not None:
+            np.copyto(weights, -np.inf, where=~mask)
 
     def edits(self, *, drafts: Sequence[int], allowed: Flags | None, vocab_size: int) -> RowEdits | None:
-        """What `apply_rules` does before the grammar's mask, as numbers; None: nothing."""
+        """What `apply_rules` does beside `mask`, as numbers; None: nothing."""
         params = self.params
-        barred = self._end_ids if self._ends_are_barred(drafts, allowed, vocab_size=vocab_size) else self._end_ids[:0]
+        barred = self._barred(drafts, self.mask(allowed, vocab_size=vocab_size), vocab_size=vocab_size)
         seen = self._seen_with(drafts) if params.repetition_penalty != 1 else None
         drawn = self._drawn_with(drafts) if params.frequency_penalty or params.presence_penalty else None
         every = [self._bias_ids, barred, *(counts.ids for counts in (seen, drawn) if counts is not None)]
@@ -136,6 +145,28 @@ class Sampler:
             factors[2, np.searchsorted(ids, drawn.ids)] = less
         return RowEdits(ids, factors)
 
+    def mask(self, allowed: Flags | None, *, vocab_size: int) -> Flags | None:
+        """[vocab] bool: those of `allowed` (None: all) that `allowed_token_ids` names. None: every token."""
+        ids = self.params.allowed_token_ids
+        if ids is None:
+            return allowed
+        if self._allowed is None:
+            self._allowed = np.zeros(vocab_size, np.bool_)
+            self._allowed[list(ids)] = True
+        return self._allowed if allowed is None else self._allowed & allowed
+
+    def dead_end(self, drafts: Sequence[int], allowed: Flags | None, *, vocab_size: int) -> InvalidFieldError | None:
+        """Why no token may follow `drafts`: the request contradicts itself here. None: one may."""
+        params = self.params
+        mask = self.mask(allowed, vocab_size=vocab_size)
+        if params.allowed_token_ids is not None and mask is not None and not mask.any():
+            return InvalidFieldError(
+                "allowed_token_ids", "allowed_token_ids: none of them may follow in the form that was asked for"
+            )
+        if self._bad_words is None or _leaves_others(self._bad_words.next_ids(drafts), mask, vocab_size=vocab_size):
+            return None
+        return InvalidFieldError("bad_words", "bad_words: every token that may follow would complete one of them")
+
     def _seen_with(self, drafts: Sequence[int]) -> TokenCounts:
         if self._seen is None:
             self._seen = TokenCounts([*self._prompt_ids, *self._outputs.ids])
@@ -144,15 +175,24 @@ class Sampler:
     def _drawn_with(self, drafts: Sequence[int]) -> TokenCounts:
         return self._outputs.plus(drafts) if drafts else self._outputs
 
-    def _ends_are_barred(self, drafts: Sequence[int], allowed: Flags | None, *, vocab_size: int) -> bool:
-        short = self._output_count + len(drafts) < self.params.min_tokens
-        return short and self._ends_leave_others(allowed, vocab_size=vocab_size)
+    def _barred(self, drafts: Sequence[int], mask: Flags | None, *, vocab_size: int) -> Ids:
+        """[ids] each once: what may not follow though `mask` allows it. What would leave nothing of the mask yields:
+        the ends that `min_tokens` bars, and bad words, where a draft is in a dead end."""
+        barred = self._end_ids[:0]
+        if self._bad_words is not None:
+            bad = self._bad_words.next_ids(drafts)
+            barred = bad if _leaves_others(bad, mask, vocab_size=vocab_size) else barred
+        if self._output_count + len(drafts) < self.params.min_tokens:
+            more = self._end_ids if not len(barred) else np.union1d(barred, self._end_ids)
+            barred = more if _leaves_others(more, mask, vocab_size=vocab_size) else barred
+        return barred
 
-    def _ends_leave_others(self, allowed: Flags | None, *, vocab_size: int) -> bool:
-        """Without the tokens that end the request something may still follow."""
-        if allowed is None:
-            return len(self._end_ids) < vocab_size
-        return bool(np.count_nonzero(allowed) > np.count_nonzero(allowed[self._end_ids]))
+
+def _leaves_others(ids: Ids, mask: Flags | None, *, vocab_size: int) -> bool:
+    """Without `ids`, each once, something of the mask is left."""
+    if mask is None:
+        return len(ids) < vocab_size
+    return bool(np.count_nonzero(mask) > np.count_nonzero(mask[ids]))
 
 
 @dataclass(frozen=True, slots=True)

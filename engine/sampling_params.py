@@ -16,6 +16,12 @@ CHOICES_MAX = 128
 TEMPERATURE_MAX = 1e3
 REPETITION_PENALTY_MIN, REPETITION_PENALTY_MAX = 1e-2, 1e2
 """Within these no sum or quotient of a model's logits leaves float32: a token can always be drawn."""
+ALLOWED_IDS_MAX = 1 << 14
+BAD_WORDS_MAX = 64
+BAD_WORD_CHARS_MAX = 256
+BAD_WORD_TOKENS_MAX = 64
+BAD_WORD_IDS_MAX = 4 * BAD_WORDS_MAX
+"""Words: each text becomes two."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +57,13 @@ class SamplingParams:
     frequency_penalty: float = 0.0
     repetition_penalty: float = 1.0
     logit_bias: Mapping[int, float] = field(default_factory=dict, hash=False)
+    allowed_token_ids: tuple[int, ...] | None = None
+    """No other token is drawn, none that ends the sequence either. None: every one may be."""
+    bad_words: Sequence[str] = ()
+    """Texts that the answer does not hold, one or several. The offline interface and the router make ids of them
+    (`bad_words.py`)."""
+    bad_word_ids: tuple[tuple[int, ...], ...] = ()
+    """Runs of token ids that do not occur in the output: the last token of one is not drawn after the others."""
     grammar: GrammarSpec | None = None
     """What the answer must look like. Its end is the end of the sequence, if need be before `min_tokens`."""
     grammar_starts_after: int | None = None
@@ -68,6 +81,11 @@ class SamplingParams:
             object.__setattr__(self, "seed", seq_seed)
         object.__setattr__(self, "stop", (self.stop,) if isinstance(self.stop, str) else tuple(self.stop))
         object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids))
+        words = (self.bad_words,) if isinstance(self.bad_words, str) else tuple(self.bad_words)
+        object.__setattr__(self, "bad_words", words)
+        object.__setattr__(self, "bad_word_ids", tuple(map(tuple, self.bad_word_ids)))
+        if self.allowed_token_ids is not None:
+            object.__setattr__(self, "allowed_token_ids", tuple(self.allowed_token_ids))
         _check("n", self.n, f"in [1, {CHOICES_MAX}]", 1 <= self.n <= CHOICES_MAX)
         _check("stop", self.stop, "strings that are not empty", all(self.stop))
         heat = f"in [0, {TEMPERATURE_MAX:g}]"
@@ -97,7 +115,8 @@ class SamplingParams:
                 "token ids of at least 0 with values in [-100, 100]",
                 token_id >= 0 and abs(bias) <= 100,
             )
-
+        _check_allowed_ids(self.allowed_token_ids)
+        _check_bad_words(self.bad_words, self.bad_word_ids)
         if self.grammar is not None and self.ignore_eos:
             raise InvalidFieldError("ignore_eos", "ignore_eos must be false with a grammar, which ends with that token")
 
@@ -111,6 +130,24 @@ def _grammar_of(so_args: Mapping[str, object]) -> GrammarSpec:
         return GrammarSpec.from_so_args(so_args)
     except GrammarError as error:
         raise InvalidFieldError("so_args", f"so_args: {error}") from error
+
+
+def _check_allowed_ids(ids: tuple[int, ...] | None) -> None:
+    if ids is not None:
+        ok = 0 < len(ids) <= ALLOWED_IDS_MAX
+        _check("allowed_token_ids", len(ids), f"1 to {ALLOWED_IDS_MAX} token ids", ok)
+        _check("allowed_token_ids", min(ids), "token ids of at least 0", min(ids) >= 0)
+
+
+def _check_bad_words(words: Sequence[str], ids: tuple[tuple[int, ...], ...]) -> None:
+    _check("bad_words", len(words), f"at most {BAD_WORDS_MAX} texts", len(words) <= BAD_WORDS_MAX)
+    for word in words:
+        wanted = f"texts of 1 to {BAD_WORD_CHARS_MAX} characters"
+        _check("bad_words", word[:40], wanted, 0 < len(word) <= BAD_WORD_CHARS_MAX)
+    _check("bad_word_ids", len(ids), f"at most {BAD_WORD_IDS_MAX} words", len(ids) <= BAD_WORD_IDS_MAX)
+    for run in ids:
+        ok = 0 < len(run) <= BAD_WORD_TOKENS_MAX and min(run) >= 0
+        _check("bad_word_ids", run[:8], f"words of 1 to {BAD_WORD_TOKENS_MAX} token ids of at least 0", ok)
 
 
 def _check(field_name: str, value: object, allowed: str, ok: bool) -> None:

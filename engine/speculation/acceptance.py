@@ -78,7 +78,9 @@ class Hearing:
     def dead_end(self, place: int) -> ServingError | None:
         """Why nothing may follow here."""
         allowed = self.allowed[place] if place < len(self.allowed) else None
-        return allowed if isinstance(allowed, ServingError) else None
+        if isinstance(allowed, ServingError):
+            return allowed
+        return self.sampler.dead_end(self.drafts[:place], allowed, vocab_size=self.logits.shape[1])
 
 
 def judge(hearings: Sequence[Hearing], *, simulated: float | None = None) -> list[Said]:

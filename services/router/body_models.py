@@ -14,7 +14,7 @@ from pydantic_core import ErrorDetails
 
 from whalepod.core.errors import InvalidFieldError
 from whalepod.engine.interface import Fidelity
-from whalepod.engine.sampling_params import SamplingParams
+from whalepod.engine.sampling_params import ALLOWED_IDS_MAX, BAD_WORD_CHARS_MAX, BAD_WORDS_MAX, SamplingParams
 
 from .tenancy import USER_CHARS_MAX
 
@@ -31,6 +31,7 @@ COMPLETION_MAX_TOKENS = 16
 
 _STRICT = ConfigDict(extra="ignore", strict=True, frozen=True)
 StopString = Annotated[str, Field(min_length=1, max_length=STOP_CHARS_MAX)]
+BadWord = Annotated[str, Field(min_length=1, max_length=BAD_WORD_CHARS_MAX)]
 
 
 class StreamOptions(BaseModel):
@@ -53,6 +54,8 @@ class SamplingBody(BaseModel):
     frequency_penalty: float = 0.0
     repetition_penalty: float = 1.0
     logit_bias: dict[str, float] = Field(default={}, max_length=LOGIT_BIASES_MAX)
+    allowed_token_ids: list[int] | None = Field(default=None, min_length=1, max_length=ALLOWED_IDS_MAX)
+    bad_words: list[BadWord] = Field(default=[], max_length=BAD_WORDS_MAX)
 
     def to_params(
         self,
@@ -71,6 +74,7 @@ class SamplingBody(BaseModel):
         biases = {_token_id(key): bias for key, bias in self.logit_bias.items()}
         check_token_ids("stop_token_ids", self.stop_token_ids, vocab_size=vocab_size)
         check_token_ids("logit_bias", biases, vocab_size=vocab_size)
+        check_token_ids("allowed_token_ids", self.allowed_token_ids or (), vocab_size=vocab_size)
         return SamplingParams(
             temperature=temperature,
             top_p=top_p,
@@ -87,6 +91,8 @@ class SamplingBody(BaseModel):
             frequency_penalty=self.frequency_penalty,
             repetition_penalty=self.repetition_penalty,
             logit_bias=biases,
+            allowed_token_ids=None if self.allowed_token_ids is None else tuple(self.allowed_token_ids),
+            bad_words=self.bad_words,
         )
 
 
@@ -173,8 +179,6 @@ class DetokenizeBody(BaseModel):
 
 
 NOT_DONE: Mapping[str, str] = {
-    "allowed_token_ids": "ask for a form of the answer, or for logit_bias",
-    "bad_words": "logit_bias keeps single tokens away",
     "logits_processors": "this server runs no code of its clients",
     "prompt_embeds": "a prompt is text or token ids",
     "truncate_prompt_tokens": "shorten the prompt before it is sent; /tokenize counts its tokens",

@@ -182,6 +182,8 @@ class FrontDoor:
         assert sampling.max_tokens is not None
         self.check_fidelity(fidelity)
         self.check_length(len(prompt_ids), sampling.max_tokens, field=field)
+        if sampling.bad_words:
+            sampling = await self.language.with_bad_word_ids(sampling)
         self.admission.charge_tokens(caller.principal.tenant, len(prompt_ids))
         namespace = self._namespace_or_raise()
         salt, root = self._sharing(caller.principal, cache_salt, namespace)

@@ -8,6 +8,7 @@ from array import array
 from collections.abc import AsyncGenerator, AsyncIterator, Generator, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager, contextmanager
 from dataclasses import replace
+from itertools import chain
 from typing import Any, NoReturn, Protocol
 
 import grpc
@@ -320,6 +321,8 @@ def _sampling(request: router_pb2.GenerateRequest, *, vocab_size: int) -> Sampli
     sampling = sampling_from_proto(request.sampling)
     check_token_ids("stop_token_ids", sampling.stop_token_ids, vocab_size=vocab_size)
     check_token_ids("logit_bias", sampling.logit_bias, vocab_size=vocab_size)
+    check_token_ids("allowed_token_ids", sampling.allowed_token_ids or (), vocab_size=vocab_size)
+    check_token_ids("bad_word_ids", chain.from_iterable(sampling.bad_word_ids), vocab_size=vocab_size)
     return sampling
 
 

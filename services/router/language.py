@@ -12,8 +12,10 @@ from deepseek_recipe import SpecialToken
 
 from whalepod.core.clock import Deadline
 from whalepod.core.errors import DeadlineError, InvalidFieldError
+from whalepod.engine.bad_words import encode_bad_words
 from whalepod.engine.grammar.compiler import grammar_checker
 from whalepod.engine.grammar.errors import GrammarError
+from whalepod.engine.sampling_params import SamplingParams
 from whalepod.model.config import ModelConfig
 from whalepod.model.detokenizer import Detokenizer
 from whalepod.model.prompt import ChatPrompt, Conversed, PromptEncoder
@@ -113,6 +115,10 @@ class Language:
             return detokenizer.push(ids) + detokenizer.finish()
 
         return await self._run(decode, chars=len(ids))
+
+    async def with_bad_word_ids(self, sampling: SamplingParams) -> SamplingParams:
+        """With its bad words as ids, which is what ranks know. Raises InvalidFieldError."""
+        return await self.run(lambda: encode_bad_words(sampling, self.tokenizer.encode))
 
     async def check_format(self, answer: AnswerFormat, *, deadline: Deadline) -> None:
         """Returns if ranks will be able to follow it.

@@ -46,6 +46,9 @@ LOAD = RankLoad(1, 2, 3, 4, 5, 6)
             frequency_penalty=2,
             repetition_penalty=1.25,
             logit_bias={5: -100.0, 7: 0.5},
+            allowed_token_ids=(0, 2**32 - 1),
+            bad_words=("é", " b"),
+            bad_word_ids=((2**32 - 1,), (1, 0, 2)),
         ),
         SamplingParams(grammar=GrammarSpec(GrammarKind.REGEX, "é+"), grammar_starts_after=0),
         SamplingParams(grammar=GrammarSpec(GrammarKind.JSON_SCHEMA, '{"type":"null"}')),
@@ -74,10 +77,19 @@ def test_a_grammar_that_cannot_be_read_is_refused(grammar: common_pb2.Grammar, r
     assert caught.value.field == "grammar"
 
 
-def test_a_bad_sampling_value_names_its_field() -> None:
+@pytest.mark.parametrize(
+    ("message", "field"),
+    [
+        (common_pb2.SamplingParams(top_p=0.0), "top_p"),
+        (common_pb2.SamplingParams(bad_words=[""]), "bad_words"),
+        (common_pb2.SamplingParams(bad_word_ids=[b"abc"]), "bad_word_ids"),
+        (common_pb2.SamplingParams(bad_word_ids=[b""]), "bad_word_ids"),
+    ],
+)
+def test_a_bad_sampling_value_names_its_field(message: common_pb2.SamplingParams, field: str) -> None:
     with pytest.raises(InvalidFieldError) as caught:
-        sampling_from_proto(common_pb2.SamplingParams(top_p=0.0))
-    assert caught.value.field == "top_p"
+        sampling_from_proto(message)
+    assert caught.value.field == field
 
 
 @pytest.mark.parametrize("token", [SampledToken(7), SampledToken(7, -0.5), SampledToken(7, 0.0, (7, 8), (0.0, -1.5))])

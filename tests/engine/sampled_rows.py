@@ -30,6 +30,8 @@ def random_params(generator: np.random.Generator, vocab: int) -> SamplingParams:
         frequency_penalty=sometimes(0.4, 0.0),
         presence_penalty=sometimes(-0.3, 0.0),
         logit_bias={5: 3.5, vocab - 1: -100.0} if generator.random() < 0.4 else {},
+        allowed_token_ids=tuple(range(3, vocab, 2)) if generator.random() < 0.2 else None,
+        bad_word_ids=((5,), (7, 8), (0, 9, 2)) if generator.random() < 0.4 else (),
         logprobs=int(generator.choice([0, 1, 5])) if generator.random() < 0.5 else None,
     )
 
@@ -46,6 +48,8 @@ def random_groups(
             params, key=int(generator.integers(2**63)), eos_id=1, prompt_ids=prompt, output_ids=prompt[:4]
         )
         drafts = generator.integers(0, vocab, generator.integers(3)).tolist()
+        if params.bad_word_ids:
+            drafts = [7, 8][: len(drafts)]
         allowed = generator.random(vocab) < 0.1 if generator.random() < 0.3 else None
         logits = generator.standard_normal((1 + len(drafts), vocab), np.float32) * np.float32(spread)
         if request % 2:

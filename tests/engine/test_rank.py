@@ -91,6 +91,12 @@ def test_b5_b9_what_can_never_run_is_refused_at_once_and_names_the_field() -> No
             world.submit(0)
         with pytest.raises(InvalidFieldError, match="logit_bias"):
             world.submit(5, replace(GREEDY, logit_bias={512: 1.0}))
+        with pytest.raises(InvalidFieldError, match="allowed_token_ids"):
+            world.submit(5, replace(GREEDY, allowed_token_ids=(511, 512)))
+        with pytest.raises(InvalidFieldError, match="bad_word_ids"):
+            world.submit(5, replace(GREEDY, bad_word_ids=((3, 512),)))
+        with pytest.raises(InternalError, match="bad words"):
+            world.submit(5, replace(GREEDY, bad_words=("a",)))
         with pytest.raises(InvalidFieldError, match="stop_token_ids"):
             world.submit(5, replace(GREEDY, stop_token_ids=(512,)))
         assert world.end(world.submit(29)).reason is FinishReason.LENGTH

@@ -44,6 +44,12 @@ KINDS = {
         frequency_penalty=0.7,
         repetition_penalty=1.3,
     ),
+    "masks": SamplingParams(
+        temperature=0,
+        max_tokens=OUTPUT,
+        allowed_token_ids=tuple(range(3, 9)),
+        bad_word_ids=((5,), *((first, 4, last) for first in range(3, 9) for last in range(3, 9))),
+    ),
     "grammar": SamplingParams(seed=3, max_tokens=OUTPUT, grammar=GrammarSpec(GrammarKind.REGEX, r"[a-f]{3}(-\d+)+")),
 }
 

@@ -38,6 +38,16 @@ from whalepod.engine.sampling_params import SamplingParams
         ("stop", ("a", ""), "not empty"),
         ("logit_bias", {3: 101.0}, "values in [-100, 100]"),
         ("logit_bias", {-1: 1.0}, "token ids of at least 0"),
+        ("allowed_token_ids", (), "1 to 16384 token ids, not 0"),
+        ("allowed_token_ids", range(16385), "1 to 16384 token ids, not 16385"),
+        ("allowed_token_ids", (3, -1), "token ids of at least 0, not -1"),
+        ("bad_words", ("a", ""), "texts of 1 to 256 characters"),
+        ("bad_words", ("a" * 257,), "texts of 1 to 256 characters"),
+        ("bad_words", ("a",) * 65, "at most 64 texts, not 65"),
+        ("bad_word_ids", ((3,), ()), "words of 1 to 64 token ids"),
+        ("bad_word_ids", ((3, -1),), "words of 1 to 64 token ids of at least 0"),
+        ("bad_word_ids", (range(65),), "words of 1 to 64 token ids"),
+        ("bad_word_ids", ((1,),) * 257, "at most 256 words"),
     ],
 )
 def test_a_value_out_of_range_is_refused_with_its_name_and_range(field: str, value: Any, allowed: str) -> None:
@@ -61,6 +71,12 @@ def test_one_stop_string_is_a_list_of_one_and_lists_are_taken_as_they_come() -> 
     assert SamplingParams(stop="ab").stop == ("ab",)
     params = SamplingParams(stop=["a", "b"], stop_token_ids=[3])  # type: ignore[arg-type]
     assert (params.stop, params.stop_token_ids) == (("a", "b"), (3,))
+
+
+def test_one_bad_word_is_a_list_of_one_and_ids_are_taken_as_they_come() -> None:
+    params = SamplingParams(bad_words="ab", bad_word_ids=[[3, 4]], allowed_token_ids=[5, 6])  # type: ignore[arg-type]
+    assert (params.bad_words, params.bad_word_ids, params.allowed_token_ids) == (("ab",), ((3, 4),), (5, 6))
+    assert hash(params) == hash(replace(params))
 
 
 def test_so_args_are_a_grammar_and_stay_one_when_something_else_changes() -> None:

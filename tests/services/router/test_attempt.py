@@ -189,6 +189,7 @@ OPTIONS: list[dict[str, Any]] = [
     {"stop_token_ids": [expected_ids(LONG, 3)[2]]},
     {"stop_token_ids": [expected_ids(LONG, 1)[0]], "min_tokens": 2},
     {"logit_bias": {"400": -100}},
+    {"allowed_token_ids": [300, 301, 302], "bad_words": ["in"]},
     {"temperature": 1.0, "seed": 11, "top_k": 5, "top_p": 0.5},
     {"ignore_eos": True},
     {"echo": True},

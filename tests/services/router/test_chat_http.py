@@ -260,6 +260,7 @@ async def test_null_is_the_same_as_unset(router: RouterUnderTest, decode: FakeDe
     names = (
         "temperature", "top_p", "n", "stream_options", "stop", "max_tokens", "max_completion_tokens", "logprobs",
         "top_logprobs", "tools", "tool_choice", "response_format", "seed", "user", "top_k", "min_p", "logit_bias",
+        "allowed_token_ids", "bad_words",
         "presence_penalty", "frequency_penalty", "repetition_penalty", "chat_template_kwargs", "functions", "model",
         "return_token_ids", "cache_salt", "priority", "fidelity", "min_tokens", "ignore_eos", "stop_token_ids",
     )  # fmt: skip
@@ -358,9 +359,10 @@ async def test_extras_reach_the_rank_beside_what_the_prompt_layer_resolves(
 ) -> None:
     await ask(
         router, **PLAIN, temperature=0.5, seed=7, top_k=3, min_p=0.25, repetition_penalty=1.5, min_tokens=2,
-        max_tokens=4, logit_bias={"9": 2}, stop_token_ids=[3],
+        max_tokens=4, logit_bias={"9": 2}, stop_token_ids=[3], allowed_token_ids=[3, 9], bad_words=["zq"],
     )  # fmt: skip
     sampling = decode.seen.starts[0].sampling
     assert (sampling.temperature, sampling.seed, sampling.top_k, sampling.min_p) == (0.5, 7, 3, 0.25)
     assert (sampling.repetition_penalty, sampling.min_tokens, sampling.max_tokens) == (1.5, 2, 4)
     assert (dict(sampling.logit_bias), sampling.stop_token_ids) == ({9: 2.0}, (3,))
+    assert (sampling.allowed_token_ids, len(sampling.bad_word_ids)) == ((3, 9), 2)

@@ -230,12 +230,17 @@ async def test_sampling_reaches_the_rank_as_it_was_asked(router: RouterUnderTest
         "frequency_penalty": -0.5,
         "repetition_penalty": 1.25,
     }
-    await router.complete(**asked, logit_bias={"7": -100, "8": 1.5}, fidelity="exact", priority=-3)
+    masks: dict[str, Any] = {"allowed_token_ids": [9, 5], "bad_words": ["zq", " zq"]}
+    await router.complete(**asked, **masks, logit_bias={"7": -100, "8": 1.5}, fidelity="exact", priority=-3)
     (work,) = decode.seen.starts
     for name, value in asked.items():
         got = getattr(work.sampling, name)
         assert (list(got) if name == "stop_token_ids" else got) == value
     assert dict(work.sampling.logit_bias) == {7: -100.0, 8: 1.5}
+    assert work.sampling.allowed_token_ids == (9, 5)
+    encode = router.front.language.tokenizer.encode
+    assert work.sampling.bad_words == ()
+    assert work.sampling.bad_word_ids == (tuple(encode("zq")), tuple(encode(" zq")))
     assert work.fidelity.value == "exact"
     assert work.priority == -3
 

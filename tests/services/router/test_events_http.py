@@ -365,6 +365,8 @@ A18_FIELDS: dict[str, Any] = {
     "frequency_penalty": 0.5,
     "repetition_penalty": 1.1,
     "logit_bias": {"300": 1},
+    "allowed_token_ids": [*range(280, 400)],
+    "bad_words": ["zzz"],
     "user": "u",
     "cache_salt": "s",
     "priority": 1,
