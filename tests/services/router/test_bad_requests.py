@@ -247,6 +247,7 @@ async def test_a_message_names_the_field_in_every_protocol_and_stays_short(
         {**CHAT, "model": "\ud800"},
         {**CHAT, "user\ud800": "\ud800", "stop": ["\ud800"]},
         {**CHAT, "logit_bias": {"\ud800": 1}},
+        {**CHAT, "bad_words": ["\ud800"]},
     ],
 )
 async def test_half_a_surrogate_pair_is_the_clients_fault_wherever_it_stands(
