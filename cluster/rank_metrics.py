@@ -153,12 +153,15 @@ class LoadCollector(Collector):
         self,
         load: Callable[[], RankLoad],
         engram: EngramReads,
+        *,
         node_cache_blocks: Callable[[], tuple[int, int] | None],
+        write_queue_bytes: Callable[[], int],
     ) -> None:
         """`node_cache_blocks`: used and in all; None: there is no node cache."""
         self._load = load
         self._engram = engram
         self._node_cache_blocks = node_cache_blocks
+        self._write_queue_bytes = write_queue_bytes
 
     def collect(self) -> Iterator[Metric]:
         load = self._load()
@@ -175,6 +178,10 @@ class LoadCollector(Collector):
             yield GaugeMetricFamily(
                 "whalepod_kv_node_cache_blocks", "Blocks that fit into this machine's cache.", cache[1]
             )
+        waiting_bytes = self._write_queue_bytes()
+        yield GaugeMetricFamily(
+            "whalepod_kv_write_queue_bytes", "Blocks and snapshots of a rank that wait to be stored.", waiting_bytes
+        )
         yield GaugeMetricFamily("whalepod_rank_prefill_tokens_queued", "Prompt rows still to be computed.", queued)
         yield CounterMetricFamily("whalepod_rank_engram_rows", "N-gram rows that were read.", self._engram.rows)
         yield CounterMetricFamily(

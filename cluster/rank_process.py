@@ -152,7 +152,10 @@ class RankProcess:
         if self._group is not None:
             await self._group.start()
         self._collector = LoadCollector(
-            engine.load, self._model.network.engram_reads, lambda: store.client.node_cache_blocks
+            engine.load,
+            self._model.network.engram_reads,
+            node_cache_blocks=lambda: store.client.node_cache_blocks,
+            write_queue_bytes=lambda: engine.write_queue_bytes,
         )
         REGISTRY.register(self._collector)
         await self._server.join()

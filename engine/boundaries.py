@@ -37,6 +37,10 @@ class Boundaries:
         room = max(0, min(stored_tokens, prompt_tokens - self.config.kept_rows))
         return room - room % self.block_tokens
 
+    def lost_to_rounding(self, prompt_tokens: int) -> int:
+        """(L - K) mod B: rows that the longest hit computes because it ends with a block."""
+        return max(0, prompt_tokens - self.config.kept_rows) % self.block_tokens
+
     def replay_start(self, *, boundary: int, prompt_tokens: int, exact: bool) -> int:
         """First row to replay so that windows are there at `boundary`: W rows before it, or the whole halo."""
         if exact:

@@ -196,6 +196,12 @@ class EngineRank:
         return self._load
 
     @property
+    def write_queue_bytes(self) -> int:
+        """Of state that waits to be stored."""
+        transfers = self._engine.transfers
+        return 0 if transfers is None else transfers.queued_bytes
+
+    @property
     def limits(self) -> RankLimits:
         return self._limits
 

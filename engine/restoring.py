@@ -13,6 +13,7 @@ from itertools import takewhile
 
 from whalepod.core.block_keys import block_key, block_keys
 from whalepod.core.lifecycle import Phase
+from whalepod.kvstore import metrics
 from whalepod.kvstore.store_keys import crash_snapshot_key, handoff_snapshot_key, turn_snapshot_key
 from whalepod.kvstore.value_format import SnapshotValue
 
@@ -215,6 +216,8 @@ class Restorer:
             available, prompt_tokens=sequence.prompt_tokens, fidelity=fidelity, boundaries=self._boundaries
         )
         assert plan.write_start >= blocks_shared * self._boundaries.block_tokens, "a shared block would be rewritten"
+        if sequence.shares_prefix and sequence.cached_tokens is None:
+            self._count(sequence, plan, blocks_shared=blocks_shared)
         root = sequence.request.chain_root
         if self._transfers is not None and root is not None and sequence.parked is None and sequence.blocks_exact:
             self._transfers.touch(sequence.hashes[: len(sequence.blocks_exact)], root=root)
@@ -226,6 +229,15 @@ class Restorer:
         if sequence.parked is None or not sequence.is_prefill:
             sequence.blocks_published = max(sequence.blocks_published, len(sequence.blocks_exact))
         return plan
+
+    def _count(self, sequence: Sequence, plan: RestorePlan, *, blocks_shared: int) -> None:
+        """Once a prompt. The store counts what is read from it."""
+        length = sequence.prompt_tokens
+        metrics.TOKENS.labels("device").inc(blocks_shared * self._boundaries.block_tokens)
+        metrics.TOKENS.labels("recomputed").inc(max(0, length - plan.boundary))
+        metrics.TOKENS.labels("replayed").inc(plan.replayed_tokens)
+        if plan.boundary and plan.boundary == self._boundaries.hit(stored_tokens=length, prompt_tokens=length):
+            metrics.LOST_TOKENS.labels("rounding").observe(self._boundaries.lost_to_rounding(length))
 
     def _import_blocks(self, sequence: Sequence, payloads: Ordered[memoryview], flags: Ordered[bool]) -> None:
         present = len(sequence.blocks_exact)

@@ -257,6 +257,12 @@ class Transfers:
             self._left.note(key, when)
             self._changed.notify_all()
 
+    @property
+    def queued_bytes(self) -> int:
+        """Of writes that wait for the store."""
+        with self._changed:
+            return sum(queue.bytes for queue in (self._handoff_writes, self._shared_writes, self._other_writes))
+
     def close(self) -> None:
         """Wake the workers up for good. What is queued is forgotten."""
         with self._changed:

@@ -166,7 +166,9 @@ class BlockBatches:
             for number, verdict in zip(numbers, verdicts, strict=True) if absent else ():
                 if verdict == Verdict.NONE and number not in blocks.rejected:
                     self._missing.note(blocks.names[number], asked_at_s=asked_at_s)
-        metrics.BYTES.labels("read").inc((len(numbers) - absent) * value_bytes)
+        if arrived := len(numbers) - absent:
+            metrics.BYTES.labels("read").inc(arrived * value_bytes)
+            metrics.EXCHANGE_BYTES.labels("read").observe(arrived * value_bytes)
         return verdicts
 
     def _put(self, blocks: Sequence[BlockToPut], deadline: Deadline) -> bytes:
@@ -179,6 +181,7 @@ class BlockBatches:
         shard = self._transport.shard_of(values.keys[0])
         outcomes = self._transport.write(shard, values, only_if_absent=True, deadline=deadline)
         count_written(outcomes, value_bytes=values.value_bytes)
+        metrics.EXCHANGE_BYTES.labels("written").observe(len(blocks) * values.value_bytes)
         stored, present = _numbers_of(Written.STORED, outcomes), _numbers_of(Written.PRESENT, outcomes)
         self._note_renewed([block.key for block in rows(blocks, stored)])
         self._missing.forget([*rows(values.keys, stored), *rows(values.keys, present)])

@@ -15,7 +15,7 @@ from whalepod.core.block_keys import BlockKey
 from whalepod.core.clock import Deadline
 
 from . import metrics
-from .block_batches import ASKED_BLOCKS, BlockBatches
+from .block_batches import ASKED_BLOCKS, BlockBatches, leading
 from .columns import rows
 from .missing_keys import MissingKeys
 from .node_cache import NodeCache
@@ -82,6 +82,16 @@ class BlockReader:
             _count(name, blocks, before=before)
             if self._cache is not None:
                 self._cache.write(blocks, wanted)
+        if blocks.verified < len(blocks.keys):
+            self._count_lost(blocks, late=deadline.expired)
+
+    def _count_lost(self, blocks: WantedBlocks, *, late: bool) -> None:
+        """What is known to be missing is not lost to the deadline."""
+        there = leading(blocks.verdicts)
+        lost = (self._missing.before_first(blocks.names) if late else blocks.verified) - there
+        if lost > 0:
+            tokens = lost * blocks.headers.layout.block_tokens
+            metrics.LOST_TOKENS.labels("deadline" if late else "hole").observe(tokens)
 
     def _prefers(self, peer: BlockBatches) -> bool:
         if self._store is None or not self._store.available:

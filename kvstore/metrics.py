@@ -10,7 +10,12 @@ from prometheus_client import Counter, Gauge, Histogram
 _SECONDS: Final = (1e-4, 2.5e-4, 5e-4, 1e-3, 2.5e-3, 5e-3, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 
 LOOKUPS = Counter("whalepod_kv_lookup", "Prefix lookups by result (hit, partial, miss, skipped, error).", ["result"])
-TOKENS = Counter("whalepod_kv_tokens", "Prompt tokens whose KV was restored, by source.", ["source"])
+TOKENS = Counter(
+    "whalepod_kv_tokens",
+    "Prompt tokens by where their KV came from: device, l1 (node cache), store, direct (another rank), recomputed "
+    "(nowhere), replayed (of those restored, rows computed again).",
+    ["source"],
+)
 BYTES = Counter("whalepod_kv_bytes", "Value bytes by direction: read, written, served (to other ranks).", ["dir"])
 WRITES_DROPPED = Counter("whalepod_kv_write_dropped", "Values the store did not take, by reason.", ["reason"])
 VALUES_REFUSED = Counter("whalepod_kv_value_refused", "Values read and not used, by reason.", ["reason"])
@@ -45,6 +50,23 @@ _REUSE: Final = (
     7 * 86400.0,
 )
 
+# A hit can lose some tokens, or a whole context.
+_LOST: Final = (16, 64, 256, 1024, 4096, 16384, 65536, 262_144, 1_048_576)
+_EXCHANGED: Final = tuple(float(4**power) for power in range(7, 14))
+
+LOST_TOKENS = Histogram(
+    "whalepod_kv_lost_tokens",
+    "Prompt tokens that a hit could have spared, by what lost them: rounding (of a whole hit, to blocks), hole (they "
+    "were read behind a block that was not there), deadline (not read in time).",
+    ["reason"],
+    buckets=_LOST,
+)
+EXCHANGE_BYTES = Histogram(
+    "whalepod_kv_exchange_bytes",
+    "Block bytes moved in one exchange with a server or another rank, a few batches, by direction (read, written).",
+    ["dir"],
+    buckets=_EXCHANGED,
+)
 LOOKUP_SECONDS = Histogram("whalepod_kv_lookup_seconds", "Time of one prefix lookup.", buckets=_SECONDS)
 FETCH_SECONDS = Histogram("whalepod_kv_fetch_seconds", "Time of one fetch, by class.", ["class"], buckets=_SECONDS)
 REUSE_INTERVAL_SECONDS = Histogram(

@@ -70,9 +70,15 @@ def test_a_step_without_drafts_counts_none() -> None:
     assert counted("request_steps_total") == before
 
 
+def collector(load: RankLoad, *, node_cache: tuple[int, int] | None) -> LoadCollector:
+    return LoadCollector(
+        lambda: load, EngramReads(), node_cache_blocks=lambda: node_cache, write_queue_bytes=lambda: 4096
+    )
+
+
 def gauges(load: RankLoad) -> dict[str, float]:
     registry = CollectorRegistry()
-    registry.register(LoadCollector(lambda: load, EngramReads(), lambda: (3, 8)))
+    registry.register(collector(load, node_cache=(3, 8)))
     lines = generate_latest(registry).decode().splitlines()
     return {line.split()[0]: float(line.split()[1]) for line in lines if not line.startswith("#")}
 
@@ -88,8 +94,9 @@ def test_a_machines_cache_tells_its_blocks_and_a_rank_without_one_nothing() -> N
     load = RankLoad(slots_total=8, blocks_free=16, blocks_total=64)
     told = gauges(load)
     assert (told["whalepod_kv_node_cache_blocks_used"], told["whalepod_kv_node_cache_blocks"]) == (3, 8)
+    assert told["whalepod_kv_write_queue_bytes"] == 4096
     registry = CollectorRegistry()
-    registry.register(LoadCollector(lambda: load, EngramReads(), lambda: None))
+    registry.register(collector(load, node_cache=None))
     assert "node_cache" not in generate_latest(registry).decode()
 
 

@@ -151,7 +151,7 @@ KV: Rows = {
         Panel("Share of prompt tokens restored", "percentunit", {
             _share("whalepod_cached_tokens_total", "whalepod_prompt_tokens_total"): "restored",
         }),
-        Panel("Restored tokens by source", "ops", {_rate("whalepod_kv_tokens_total", "source"): "{{source}}"}),
+        Panel("Prompt tokens by source", "ops", {_rate("whalepod_kv_tokens_total", "source"): "{{source}}"}),
         Panel("Lookups", "ops", {_rate("whalepod_kv_lookup_total", "result"): "{{result}}"}),
         Panel(
             "Promised and used",
@@ -162,6 +162,7 @@ KV: Rows = {
             },
         ),
         Panel("Rows computed again", "ops", {_rate("whalepod_rank_replayed_tokens_total", "job"): "replayed"}),
+        Panel("Tokens that hits lost", "ops", {_rate("whalepod_kv_lost_tokens_sum", "reason"): "{{reason}}"}),
         Panel("From one use of a block to the next", "s", _seconds("whalepod_kv_reuse_interval_seconds")),
         Panel("Not worth reading", "ops", {_rate("whalepod_kv_fetch_not_worth_total", "job"): "left out"}),
     ),
@@ -170,6 +171,10 @@ KV: Rows = {
         Panel("Fetches", "s", _seconds("whalepod_kv_fetch_seconds", "class")),
         Panel("Stores", "s", _seconds("whalepod_kv_store_seconds", "class")),
         Panel("Lookup", "s", _seconds("whalepod_kv_lookup_seconds")),
+        Panel("Bytes of an exchange", "bytes", {
+            _share("whalepod_kv_exchange_bytes_sum", "whalepod_kv_exchange_bytes_count", "dir"): "{{dir}}",
+        }),
+        Panel("Waiting to be stored", "bytes", {_total("whalepod_kv_write_queue_bytes", "instance"): "{{instance}}"}),
         Panel("Estimated speed of a server", "Bps", {
             "avg by (shard) (whalepod_kv_read_bytes_per_second{$here})": "{{shard}}",
         }),

@@ -166,6 +166,14 @@ ALERTS: tuple[dict[str, Any], ...] = (
         summary="The store gave back wrong bytes. They were not used; find out whose they are.",
     ),
     _alert(
+        "WhalepodStoreFragmented",
+        "max by (namespace) (whalepod_kv_fragmentation_ratio) > 1.5 "
+        "and max by (namespace) (whalepod_kv_memory_bytes) > 1e9",
+        lasting="15m",
+        severity="warning",
+        summary="A server of the store takes {{ $value | humanize }} times the memory that its values need.",
+    ),
+    _alert(
         "WhalepodExpertGroupIncomplete",
         "min by (namespace, job, pool) (whalepod_expert_group_ranks) "
         "< max by (namespace, job, pool) (whalepod_expert_group_ranks_wanted)",

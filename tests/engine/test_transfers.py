@@ -300,3 +300,15 @@ def test_a_hand_off_that_nobody_has_read_is_unlinked_when_its_requests_time_is_o
     assert set(world.store.snapshots) == {b"h:x", b"t:turn"}
     assert world.transfers.work_on_write(wait=True), "it wakes up by itself"
     assert set(world.store.snapshots) == {b"t:turn"}
+
+
+def test_bytes_that_wait_are_told_until_a_worker_takes_them() -> None:
+    world = _World()
+    world.transfers.write(_block(0, OWNER))
+    world.transfers.write(_block(1, None))
+    world.transfers.write(_snapshot(OWNER))
+    assert world.transfers.queued_bytes == 2 * BYTES + 5
+    assert world.transfers.work_on_write(wait=False)
+    assert world.transfers.queued_bytes == BYTES + 5
+    world.work()
+    assert world.transfers.queued_bytes == 0

@@ -13,7 +13,7 @@ from tests.kvstore.redis_server import RedisServer
 from tests.kvstore.test_store_faults import until
 from tests.kvstore.values import LAYOUT, NAMESPACE, buffers, chain, payload_of, snapshot, soon, to_put
 from whalepod.core.block_keys import RUN_BLOCKS, BlockKey
-from whalepod.core.clock import SYSTEM_CLOCK
+from whalepod.core.clock import SYSTEM_CLOCK, Deadline
 from whalepod.core.ids import Incarnation, RequestId
 from whalepod.kvstore import pipeline
 from whalepod.kvstore.client import BlockToPut, Fetched, KvClient
@@ -80,8 +80,44 @@ def test_a_hole_ends_what_is_fetched(server: RedisServer, open_client: OpenClien
     keys = chain(40)
     client.put_blocks(to_put(keys), deadline=soon())
     server.call("DEL", block_store_key(keys[21]))
+    lost = _lost_tokens("hole")
     assert client.fetch_blocks(keys, buffers(40), deadline=soon()).count == 21
     assert client.lookup(keys, deadline=soon()) == 21
+    assert _lost_tokens("hole") - lost == 18 * LAYOUT.block_tokens
+
+
+def test_tokens_lost_to_a_deadline_are_counted_up_to_what_is_known_to_be_missing(
+    server: RedisServer, open_client: OpenClient
+) -> None:
+    client, keys = open_client(server.address), chain(12)
+    client.put_blocks(to_put(keys[:8]), deadline=soon())
+    lost = _lost_tokens("deadline")
+    assert client.fetch_blocks(keys, buffers(12), deadline=Deadline.after(0)).count == 0
+    assert _lost_tokens("deadline") - lost == 12 * LAYOUT.block_tokens, "nobody knows what is stored"
+    lost = _lost_tokens("deadline")
+    assert client.fetch_blocks(keys, buffers(12), deadline=soon()).count == 8
+    assert _lost_tokens("deadline") == lost, "a miss"
+    assert client.fetch_blocks(keys, buffers(12), deadline=Deadline.after(0)).count == 0
+    assert _lost_tokens("deadline") - lost == 8 * LAYOUT.block_tokens
+
+
+def test_bytes_of_exchanges_are_told_by_direction(server: RedisServer, open_client: OpenClient) -> None:
+    client, keys = open_client(server.address), chain(16)
+    moved = {way: _sample("exchange_bytes_sum", dir=way) for way in ("read", "written")}
+    counts = {way: _sample("exchange_bytes_count", dir=way) for way in ("read", "written")}
+    client.put_blocks(to_put(keys), deadline=soon())
+    client.fetch_blocks(keys, buffers(16), deadline=soon())
+    for way in ("read", "written"):
+        assert _sample("exchange_bytes_sum", dir=way) - moved[way] == 16 * (HEADER_BYTES + LAYOUT.payload_bytes)
+        assert _sample("exchange_bytes_count", dir=way) - counts[way] == 1
+
+
+def _lost_tokens(reason: str) -> float:
+    return _sample("lost_tokens_sum", reason=reason)
+
+
+def _sample(name: str, **labels: str) -> float:
+    return REGISTRY.get_sample_value(f"whalepod_kv_{name}", labels) or 0.0
 
 
 def test_another_salt_finds_nothing(server: RedisServer, open_client: OpenClient) -> None:
