@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from itertools import pairwise
 from random import Random
 
 import numpy as np
@@ -164,9 +165,9 @@ def test_a_word_that_began_on_the_rank_before_is_not_completed(world: World) -> 
 
 
 def test_drafts_that_are_judged_by_their_law_keep_to_the_masks(drafting: World) -> None:
-    allowed = tuple(range(40, 60))
+    allowed = tuple(range(40, 44))  # so few that drafts stand, and the next row's mask depends on them
     asked = SamplingParams(
-        max_tokens=40, ignore_eos=True, allowed_token_ids=allowed, bad_word_ids=((41,), *((a, 50) for a in allowed))
+        max_tokens=40, ignore_eos=True, allowed_token_ids=allowed, bad_word_ids=tuple((a, a) for a in allowed)
     )
     heard = [
         drafting.submit(drafting.request(prompt_of(9, seed=seed), asked, fidelity=Fidelity.FAST)) for seed in range(3)
@@ -177,8 +178,8 @@ def test_drafts_that_are_judged_by_their_law_keep_to_the_masks(drafting: World) 
     assert 0 < counts.accepted.sum() < counts.verified.sum()
     for each in heard:
         assert len(each.ids) == 40
-        assert set(each.ids) <= {*allowed} - {41}
-        assert 50 not in each.ids[1:]
+        assert set(each.ids) <= {*allowed}
+        assert all(one != other for one, other in pairwise(each.ids))
 
 
 def test_others_in_the_batch_say_what_they_say_alone(engines: list[World]) -> None:
