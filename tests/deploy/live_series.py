@@ -15,7 +15,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Generator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
@@ -166,23 +166,21 @@ def targets_of(cluster: ServedCluster, vision_port: int, canary_port: int, kv_po
     }
 
 
-@contextmanager
-def running_canary(cluster: ServedCluster, port: int) -> Generator[None]:
-    words = [sys.executable, "-m", "whalepod", "canary", "--every", "600", "--requests", "2"]
-    words += ["--http-port", str(cluster.config.router.http_port), "--metrics-port", str(port)]
-    process = subprocess.Popen(words, env=cluster.environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    try:
-        yield
-    finally:
-        process.terminate()
-        process.wait(30)
+def running_canary(cluster: ServedCluster, port: int) -> AbstractContextManager[None]:
+    words = ["canary", "--every", "600", "--requests", "2"]
+    return running(cluster, [*words, "--http-port", str(cluster.config.router.http_port), "--metrics-port", str(port)])
+
+
+def running_kv_service(cluster: ServedCluster, port: int) -> AbstractContextManager[None]:
+    words = ["kv", "serve", "--kv-port", str(port), "--redis-port", str(cluster.config.redis_port)]
+    return running(cluster, [*words, "--log-level", "warning"])
 
 
 @contextmanager
-def running_kv_service(cluster: ServedCluster, port: int) -> Generator[None]:
-    words = [sys.executable, "-m", "whalepod", "kv", "serve", "--kv-port", str(port)]
-    words += ["--redis-port", str(cluster.config.redis_port), "--log-level", "warning"]
-    process = subprocess.Popen(words, env=cluster.environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+def running(cluster: ServedCluster, words: list[str]) -> Generator[None]:
+    """A `whalepod` command beside the cluster, until the block ends."""
+    command = [sys.executable, "-m", "whalepod", *words]
+    process = subprocess.Popen(command, env=cluster.environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
         yield
     finally:
