@@ -202,6 +202,7 @@ def _llm(config: ClusterConfig, fidelity: Fidelity) -> LLM:
         quantized_caches=config.engine.quantized_caches,
         threads=config.engine.threads,
         cpu_operators=config.engine.cpu_operators,
+        launch_table_file=config.engine.launch_table_file,
         device=config.engine.device,
         draft_tokens=0,
     )

@@ -63,6 +63,7 @@ COMMANDS: Mapping[str, CommandEntry] = {
     "kv": CommandEntry("kv", "app", "Look at the store of KV blocks, purge it, check it, or run its service."),
     "eval": CommandEntry("eval", "evaluate", "Measure what a model has learned, and what ways to serve it cost."),
     "checkpoint": CommandEntry("checkpoint", "app", "Write and inspect checkpoints."),
+    "kernels": CommandEntry("kernels", "app", "Find the sizes that GPU kernels are best launched with here."),
     "doctor": CommandEntry("doctor", "doctor", "Check this machine and say what is wrong and how to fix it."),
 }
 

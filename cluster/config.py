@@ -61,6 +61,9 @@ class EngineSettings(Section):
         "so the ranks of a cluster must agree",
     )
     device: str = Field(default="cpu", description="where ranks compute: `cpu`, `cuda` or `cuda:N`")
+    launch_table_file: Path | None = Field(
+        default=None, description="kernels' sizes on a GPU, of `whalepod kernels tune`; default: those that come along"
+    )
     quantized_caches: bool = Field(
         default=True, description="keep KV as the release does; off: float32, for comparisons"
     )

@@ -216,6 +216,7 @@ class RankProcess:
             quantized_caches=config.engine.quantized_caches,
             threads=config.engine.threads,
             cpu_operators=config.engine.cpu_operators,
+            launch_table_file=config.engine.launch_table_file,
             kept_rows=config.engine.kept_rows,
             device=config.engine.device,
             seat=self._seat,

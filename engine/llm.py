@@ -96,6 +96,7 @@ class LLM:
         quantized_caches: bool = True,
         threads: int = 1,
         cpu_operators: bool = True,
+        launch_table_file: Path | None = None,
         device: str | None = None,
         variables: Mapping[str, str] = os.environ,
     ) -> None:
@@ -120,6 +121,7 @@ class LLM:
             quantized_caches=quantized_caches,
             threads=threads,
             cpu_operators=cpu_operators,
+            launch_table_file=launch_table_file,
             device=device or upstream.get("engine.device", "cpu"),
             kept_rows=_number(upstream, "engine.kept_rows"),
         )

@@ -13,6 +13,7 @@ import torch
 from whalepod.core.errors import ConfigError
 from whalepod.core.progress import MIB, ProgressReport
 from whalepod.kernels.kernel_names import name_by_source
+from whalepod.kernels.launch_sizes import architecture_of, exact_fingerprint, use_table
 from whalepod.kernels.native import library
 from whalepod.kernels.quantise import FP8_BLOCK32, PackedFormat
 from whalepod.kvstore.namespace import Namespace
@@ -71,12 +72,14 @@ class RankModel:
         kept_rows: int | None = None,
         device: str = "cpu",
         cpu_operators: bool | None = None,
+        launch_table_file: Path | None = None,
         seat: Seat | None = None,
         before_loading: Callable[[RankShape], None] | None = None,
     ) -> Self:
         """Read the weights of `role` to `device` (`cpu`, `cuda`, `cuda:1`). `block_tokens` None: the model's. Results
         depend on the kind of device, not on `threads`. `cpu_operators`: whether the process calculates with the
-        compiled ones (`kernels/native`); None: as it does already, which is with them if they are there. `kept_rows`:
+        compiled ones (`kernels/native`); None: as it does already, which is with them if they are there.
+        `launch_table_file`: sizes that kernels are launched with on a GPU (`kernels/launch_sizes.py`). `kept_rows`:
         as many as the model must have. With a `seat`, only the experts that the rank holds are read: it computes within
         its group (`expert_parallel/`) only.
         `before_loading` may refuse what it is shown.
@@ -84,7 +87,7 @@ class RankModel:
         Sets the threads and the operators of the process. Raises ConfigError or CheckpointError.
         """
         place = usable_device(device)
-        set_arithmetic(place, threads=threads, cpu_operators=cpu_operators)
+        set_arithmetic(place, threads=threads, cpu_operators=cpu_operators, launch_table_file=launch_table_file)
         dtype = DTYPES[place.type]
         config = ModelConfig.from_dir(model_dir)
         config.check_kept_rows(kept_rows)
@@ -208,13 +211,20 @@ def usable_device(name: str) -> torch.device:
     return device
 
 
-def set_arithmetic(device: torch.device, *, threads: int, cpu_operators: bool | None) -> None:
-    """How this process calculates from here on, as `RankModel.load` says; before its `numerics_name` is asked for."""
+def set_arithmetic(
+    device: torch.device, *, threads: int, cpu_operators: bool | None, launch_table_file: Path | None = None
+) -> None:
+    """How this process calculates from here on, as `RankModel.load` says; before its `numerics_name` is asked for.
+    Raises ConfigError on a table that cannot be used here."""
     torch.set_num_threads(threads)
     if device.type == "cpu":
         library.decide(wanted=cpu_operators)
+        if launch_table_file is not None:
+            raise ConfigError(f"launch_table_file is {launch_table_file}, and a CPU launches no kernels: leave it out")
     else:
         name_by_source()
+        if launch_table_file is not None:
+            use_table(launch_table_file, architecture_of(device))
 
 
 def numerics_name(device: torch.device, dtype: torch.dtype) -> str:
@@ -223,7 +233,8 @@ def numerics_name(device: torch.device, dtype: torch.dtype) -> str:
     if device.type == "cpu":
         operators = library.in_use() and dtype is torch.float32
         return f"cpu operators {library.NUMERICS}, {name}" if operators else f"cpu reference, {name}"
-    return f"{torch.cuda.get_device_name(device)}, {name}"
+    sizes = exact_fingerprint(architecture_of(device))
+    return f"{torch.cuda.get_device_name(device)}, launch sizes {sizes}, {name}"
 
 
 def namespace_of(

@@ -8,7 +8,7 @@ where both occur.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib import import_module
 from typing import Any
 
@@ -34,10 +34,13 @@ from .kernel_signatures import (
     TOP_SIGNATURE,
     WINDOW_SIGNATURE,
 )
+from .launch_sizes import ANY, Sizes, sizes_by_shape
 
 ARCHITECTURES: tuple[int, ...] = (90, 100)
 SHARED_BYTES = 227 << 10
 """Of a program, on either."""
+OPTIONS = ("num_warps", "num_stages", "maxnreg")
+"""Sizes that are Triton's, and no constants of a kernel."""
 TENSOR_COLUMNS = 512
 """Of a processor's tensor memory, where it has one."""
 POINTERS: Mapping[str, torch.dtype] = {
@@ -113,83 +116,90 @@ def memory_missing(metadata: Any) -> str | None:  # noqa: ANN401  of a kernel, a
 
 
 def kernels() -> list[Kernel]:
-    return [*_attention(), *_index_scores(), *_selection(), *_caches(), *_experts(), *_streams(), *_sampling()]
+    return [
+        *_attention(),
+        *_index_scores(),
+        *_selection(),
+        *_caches(),
+        *_experts(),
+        *_expert_messages(),
+        *_streams(),
+        *_sampling(),
+    ]
+
+
+def _tuned(
+    kernel: str,
+    operation: str,
+    name: str,
+    signature: Mapping[str, str],
+    constants: Mapping[str, Any],
+    *,
+    shape: str = ANY,
+    early: tuple[bool | None, ...] = (None,),
+    module: str = "triton_kernel",
+    on: tuple[int, ...] = ARCHITECTURES,
+) -> Iterator[Kernel]:
+    """With the sizes that tables say for `kernel`. `early`: launched while the kernel before it runs, or not
+    (`packing_kernel.comes_early`); None: it does not ask."""
+    for sizes, architectures in _sizes(kernel, shape=shape, on=on):
+        sized = {size: value for size, value in sizes.items() if size.isupper()}
+        options = {size: value for size, value in sizes.items() if size in OPTIONS and value}
+        for comes in early:
+            more, launch = ({}, {}) if comes is None else ({"EARLY": comes}, {"launch_pdl": comes})
+            yield Kernel(
+                operation, name, signature, {**constants, **sized, **more}, options | launch, module, architectures
+            )
+
+
+def _sizes(
+    kernel: str, *, shape: str = ANY, on: tuple[int, ...] = ARCHITECTURES
+) -> list[tuple[Sizes, tuple[int, ...]]]:
+    """What tables say for it, each once, and on which chips."""
+    found: list[tuple[Sizes, tuple[int, ...]]] = []
+    for architecture in on:
+        shapes = sizes_by_shape(architecture)[kernel]
+        lines = shapes.get(shape) or shapes[ANY]
+        for sizes in (*lines.sizes, *([] if lines.exact is None else [lines.exact])):
+            before = next((one for one in found if one[0] == sizes), (sizes, ()))
+            found = [one for one in found if one is not before] + [(sizes, tuple(sorted({*before[1], architecture})))]
+    return found
 
 
 def _attention() -> Iterator[Kernel]:
+    plain = ("sparse_attention", "sparse_attention_kernel", ATTENTION_SIGNATURE)
     attention = {"HEADS": 64, "HALF": 256, "PAIRS": 32}
-    plain = attention | {"KEYS": 64, "FAST": True}
-    combine = attention | {"HEAD_BLOCK": 64, "HEADS_EACH": 8, "PARTS": 2, "FAST": True}
-    hopper: dict[str, Any] = {"module": "gluon_kernel", "architectures": (90,), "options": {"num_warps": 8}}
-    yield from (
-        *(
-            Kernel(
-                "sparse_attention",
-                "sparse_attention_kernel",
-                ATTENTION_SIGNATURE,
-                attention | {"CHOSEN": chosen, "PARTS": parts},
-                **hopper,
-            )
-            for chosen, parts in ((512, 1), (512, 2), (0, 1))
-        ),
-        *(
-            Kernel(
-                "sparse_attention",
-                "sparse_attention_kernel",
-                ATTENTION_SIGNATURE,
-                plain | {"CHOSEN": chosen, "PARTS": parts, "HEAD_BLOCK": heads},
-                {"num_warps": 8, "num_stages": 2},
-                architectures=(architecture,),
-            )
-            for architecture, heads in ((90, 64), (100, 32))
-            for chosen, parts in ((512, 1), (512, 2), (0, 1))
-        ),
-        Kernel("sparse_attention", "combine_parts_kernel", ATTENTION_SIGNATURE, combine),
-    )
+    for chosen in (512, 0):
+        constants = attention | {"CHOSEN": chosen}
+        for kernel in _tuned("sparse_attention_hopper", *plain, constants, module="gluon_kernel", on=(90,)):
+            yield replace(kernel, options={"num_warps": 8})
+        yield from _tuned("sparse_attention", *plain, constants | {"FAST": True})
+    split = {sizes["PARTS"] for name in ("sparse_attention", "sparse_attention_hopper") for sizes, _ in _sizes(name)}
+    for parts in sorted(split - {1}):
+        combine = attention | {"HEAD_BLOCK": 64, "HEADS_EACH": 8, "PARTS": parts, "FAST": True}
+        yield Kernel("sparse_attention", "combine_parts_kernel", ATTENTION_SIGNATURE, combine)
 
 
 def _index_scores() -> Iterator[Kernel]:
-    yield from (
-        *(
-            Kernel(
-                "packed_index_scores",
-                "index_scores_kernel",
-                SCORES_SIGNATURE,
-                {"ENTRIES": 256, "HEADS": 32, "ROWS": rows, "PARTS": parts, "KEYS": 128, "FAST": True},
-                {"num_warps": 4, "num_stages": 3},
-            )
-            for rows, parts in ((2, 3), (2, 4), (1, 1))
-        ),
-        *(
-            Kernel(
-                "packed_index_scores",
-                "index_scores_kernel",
-                SCORES_SIGNATURE,
-                {"ENTRIES": 256, "HEADS": 32, "ROWS": 2, "PARTS": parts},
-                {"num_warps": 4, "maxnreg": 128, "enable_fp_fusion": False},
-                module="gluon_kernel",
-                architectures=(90,),
-            )
-            for parts in (1, 3, 4)
-        ),
-    )
+    scores = ("packed_index_scores", "index_scores_kernel", SCORES_SIGNATURE)
+    heads = {"ENTRIES": 256, "HEADS": 32}
+    for rows, parts in ((2, 3), (2, 4), (1, 1)):
+        yield from _tuned("index_scores", *scores, heads | {"ROWS": rows, "PARTS": parts, "FAST": True})
+    for parts in (1, 3, 4):
+        for kernel in _tuned(
+            "index_scores_hopper", *scores, heads | {"ROWS": 2, "PARTS": parts}, module="gluon_kernel", on=(90,)
+        ):
+            yield replace(kernel, options={**kernel.options, "num_warps": 4, "enable_fp_fusion": False})
 
 
 def _selection() -> Iterator[Kernel]:
     top = {"COUNT": 512, "GROUP": 32}
     candidates = {"BLOCK": 8, "ENTRIES": 256}
     any_width = candidates | {"WIDTH": 32, "HEADS": 8, "KEYS": 64}
+    queries = {"HEADS": 32, "HALF": 64, "PAIRS": 32}
     yield from (
-        Kernel("top_entries", "maxima_kernel", TOP_SIGNATURE, top | {"CHUNK": 2048}),
-        *(
-            Kernel(
-                "top_entries", "choose_kernel", TOP_SIGNATURE, top | {"CAPACITY": 2048, "SLOTS": 4096} | gathered, sizes
-            )
-            for gathered, sizes in (
-                ({"GATHERED": 8192}, {"num_warps": 16}),
-                ({"GATHERED": 4096}, {"num_warps": 8, "maxnreg": 80}),
-            )
-        ),
+        *_tuned("group_maxima", "top_entries", "maxima_kernel", TOP_SIGNATURE, top),
+        *_tuned("top_entries", "top_entries", "choose_kernel", TOP_SIGNATURE, top | {"CAPACITY": 2048, "SLOTS": 4096}),
         *(
             Kernel(
                 "packed_index_scores",
@@ -200,18 +210,23 @@ def _selection() -> Iterator[Kernel]:
             )
             for restricted in (False, True)
         ),
-        Kernel(
-            "candidates",
-            "block_maxima_kernel",
-            CANDIDATES_SIGNATURE | {"blocks": "i32"},
-            {"BLOCK": 8, "WIDE": 8, "CHUNK": 256},
+        *(
+            Kernel(
+                "candidates",
+                "block_maxima_kernel",
+                CANDIDATES_SIGNATURE | {"blocks": "i32"},
+                {"BLOCK": 8, "WIDE": 8, "CHUNK": sizes["entries"] // 8},
+                {"num_warps": sizes["num_warps"]},
+                architectures=architectures,
+            )
+            for sizes, architectures in _sizes("block_maxima")
         ),
-        Kernel(
+        *_tuned(
+            "candidate_scores",
             "candidates",
             "candidate_scores_kernel",
             CANDIDATES_SIGNATURE,
-            candidates | {"HEADS": 32, "KEYS": 128, "TILES": 16, "FAST": True},
-            {"num_warps": 4, "num_stages": 3},
+            candidates | {"HEADS": 32, "FAST": True},
         ),
         Kernel("candidates", "seen_candidates_kernel", CANDIDATES_SIGNATURE, {"BLOCK": 8, "WIDE": 2048}),
         *(
@@ -223,18 +238,8 @@ def _selection() -> Iterator[Kernel]:
             )
             for restricted in (False, True)
         ),
-        *_early_and_late(
-            "index_queries",
-            "index_queries_kernel",
-            QUERIES_SIGNATURE,
-            {"HEADS": 32, "HALF": 64, "PAIRS": 32, "VECTORS": 16},
-        ),
-        *_early_and_late(
-            "index_queries",
-            "index_queries_kernel",
-            QUERIES_SIGNATURE,
-            {"HEADS": 32, "HALF": 64, "PAIRS": 32, "VECTORS": 4},
-            num_warps=1,
+        *_tuned(
+            "index_queries", "index_queries", "index_queries_kernel", QUERIES_SIGNATURE, queries, early=(True, False)
         ),
     )
 
@@ -276,41 +281,34 @@ def _caches() -> Iterator[Kernel]:
 
 def _experts() -> Iterator[Kernel]:
     deal: dict[str, Any] = {"EXPERTS": 384, "WIDE": 512}
-    product = {"EXPERTS": 384, "STEP": 128, "FAST": True}
-    pipelined = {"num_warps": 4, "num_stages": 3}
-    messages = {"CHOSEN": 6, "CHOICES": 8, "BLOCK": 1024}
+    product = {"EXPERTS": 384, "FAST": True}
+    gate_up = ("experts_gate_up", "experts", "gate_up_kernel", EXPERTS_SIGNATURE)
+    down = ("experts_down", "experts", "down_kernel", EXPERTS_SIGNATURE)
+    for rows in sorted({sizes["ROWS"] for sizes, _ in _sizes("expert_tiles")}):
+        yield Kernel("experts", "tiles_kernel", EXPERTS_SIGNATURE, deal | {"ROWS": rows, "TILES": 64})
+        for rounded in (True, False):
+            constants = product | {"WIDTH": 5120, "ROWS": rows, "ROUND": rounded}
+            yield from _tuned(*gate_up, constants, shape=str(rows))
+        yield from _tuned(*down, product | {"WIDTH": 2304, "ROWS": rows}, shape=str(rows))
+    signature = EXPERTS_SIGNATURE | {"out": "*bf16"}
+    yield from _tuned("swiglu", "experts", "swiglu_kernel", signature, {"ROUND": True}, early=(True, False))
     yield from (
         Kernel("experts", "count_kernel", EXPERTS_SIGNATURE, {"BLOCK": 256}),
-        Kernel("experts", "tiles_kernel", EXPERTS_SIGNATURE, deal | {"ROWS": 16, "TILES": 64}),
         Kernel("experts", "order_kernel", EXPERTS_SIGNATURE, deal | {"BLOCK": 256}),
-        *(
-            Kernel(
-                "experts",
-                "gate_up_kernel",
-                EXPERTS_SIGNATURE,
-                product | {"WIDTH": 5120, "ROWS": rows, "COLUMNS": 64, "ROUND": rounded},
-                pipelined,
-            )
-            for rows, rounded in ((16, True), (64, False))
-        ),
-        *(
-            Kernel(
-                "experts",
-                "down_kernel",
-                EXPERTS_SIGNATURE,
-                product | {"WIDTH": 2304, "ROWS": rows, "COLUMNS": 128},
-                pipelined,
-            )
-            for rows in (16, 64)
-        ),
         Kernel("experts", "sum_choices_kernel", EXPERTS_SIGNATURE, {"CHOICES": 6, "BLOCK": 1024}),
-        *_early_and_late(
-            "experts",
-            "swiglu_kernel",
-            EXPERTS_SIGNATURE | {"out": "*bf16"},
-            {"ROWS": 8, "COLUMNS": 256, "ROUND": True},
-            num_warps=8,
+        Kernel(
+            "router",
+            "choose_kernel",
+            ROWS_SIGNATURE,
+            {"EXPERTS": 384, "WIDE": 512, "CHOSEN": 6, "SLOTS": 8},
+            {"num_warps": 2},
         ),
+    )
+
+
+def _expert_messages() -> Iterator[Kernel]:
+    messages = {"CHOSEN": 6, "CHOICES": 8, "BLOCK": 1024}
+    yield from (
         *(
             Kernel(
                 "expert_messages",
@@ -334,42 +332,40 @@ def _experts() -> Iterator[Kernel]:
             {"CHOSEN": 6, "BLOCK": 1024},
             {"num_warps": 4, "enable_fp_fusion": False},
         ),
-        Kernel(
-            "router",
-            "choose_kernel",
-            ROWS_SIGNATURE,
-            {"EXPERTS": 384, "WIDE": 512, "CHOSEN": 6, "SLOTS": 8},
-            {"num_warps": 2},
-        ),
     )
 
 
 def _streams() -> Iterator[Kernel]:
     row = {"WIDTH": 5120, "CHUNK": 1024, "CHUNKS": 5}
-    yield from (
-        Kernel(
+    both: dict[str, Any] = {"early": (True, False)}
+    for sizes, architectures in _sizes("mhc_predict"):
+        yield Kernel(
             "mhc",
             "project_kernel",
             MHC_SIGNATURE,
             {"OUT": 24, "OUT_BLOCK": 32, "ROWS": 64, "STEP": 128, "FAST": True},
-            {"num_warps": 4, "num_stages": 3, "launch_pdl": True},
-        ),
-        *(
+            {"num_warps": 4, "num_stages": sizes["num_stages"], "launch_pdl": True},
+            architectures=architectures,
+        )
+        yield from (
             Kernel(
                 "mhc",
                 "finish_kernel",
                 MHC_SIGNATURE,
-                {"S": 4, "OUT_BLOCK": 32, "ROWS": rows, "PARTS": parts, "FAST": True},
+                {"S": 4, "OUT_BLOCK": 32, "ROWS": sizes["finish_rows"], "PARTS": parts, "FAST": True},
                 {"num_warps": 1, "launch_pdl": True},
+                architectures=architectures,
             )
-            for rows, parts in ((4, 4), (4, 8), (4, 16), (4, 32), (1, 128))
-        ),
-        *_early_and_late("mhc", "collapse_kernel", MHC_SIGNATURE, {"S": 4, "BLOCK": 1024}),
-        *_early_and_late("mhc", "expand_kernel", MHC_SIGNATURE, {"S": 4, "BLOCK": 1024}),
-        *_early_and_late("rms_norm", "rms_norm_kernel", ROWS_SIGNATURE, row | {"QUANTISE": False}),
-        *_early_and_late("rms_norm", "rms_norm_kernel", ROWS_SIGNATURE, row | {"QUANTISE": True}),
-        *_early_and_late("quantise", "round_trip_kernel", ROWS_SIGNATURE, {"BLOCK": 2048}),
-        *_early_and_late("engram_gate", "let_in_kernel", ROWS_SIGNATURE, row | {"S": 4, "MASKED": True}),
+            for parts in (4, 8, 16, 32, 64, 128)
+            if parts < 2 * sizes["parts_max"]
+        )
+    yield from (
+        *_tuned("mhc_collapse", "mhc", "collapse_kernel", MHC_SIGNATURE, {"S": 4}, **both),
+        *_tuned("mhc_expand", "mhc", "expand_kernel", MHC_SIGNATURE, {"S": 4}, **both),
+        *_tuned("rms_norm", "rms_norm", "rms_norm_kernel", ROWS_SIGNATURE, row | {"QUANTISE": False}, **both),
+        *_tuned("rms_norm_fp8", "rms_norm", "rms_norm_kernel", ROWS_SIGNATURE, row | {"QUANTISE": True}, **both),
+        *_tuned("round_trip", "quantise", "round_trip_kernel", ROWS_SIGNATURE, {}, **both),
+        *_tuned("engram_gate", "engram_gate", "let_in_kernel", ROWS_SIGNATURE, row | {"S": 4, "MASKED": True}, **both),
     )
 
 

@@ -1,9 +1,4 @@
-"""How a kernel is timed, and what a row of the table says.
-
-Two ways. `graph_us` replays one call after the L2 cache was overwritten: it holds what a replay costs, some 4 µs, and
-what the kernel pushes out of the cache must be written back first. `in_graph_us` is a share of a graph of many calls,
-each on tensors of its own that no cache holds: what the kernel takes inside a step's graph, from cold memory.
-"""
+"""What a row of the table says. `kernels/graph_timing.py` times it in two ways: `graph_us` and `in_graph_us`."""
 
 from __future__ import annotations
 
@@ -14,18 +9,16 @@ from functools import cache
 import torch
 import triton
 import triton.language as tl
-from torch import Tensor
+
+from whalepod.kernels.graph_timing import CALLS_MAX, IN_GRAPH_BYTES, graph_us, in_graph_us, relative_error
+
+__all__ = ["InGraph", "Row", "graph_us", "in_graph", "in_graph_us", "relative_error", "row"]
 
 COPY_BYTES_PER_S = 4.3e12
 """What a device-to-device copy reaches on an H200, bytes read and written."""
 BF16_FLOPS = 794e12
 FP8_FLOPS = 1495e12
 """What library matrix products of 8192³ random values reach there."""
-L2_FLUSH_BYTES = 256 << 20
-REPEATS = 25
-IN_GRAPH_BYTES = 256 << 20
-"""What the calls of a graph go through before one comes back to the same tensors: four times the L2 cache."""
-CALLS_MIN, CALLS_MAX = 12, 1024
 PROCESSORS = 132
 
 
@@ -66,56 +59,6 @@ class InGraph:
     floor_us: float
 
 
-def graph_us(function: Callable[[], object], *, repeats: int = REPEATS) -> float:
-    """Median time of one replay of a CUDA graph that holds one call of `function`, in µs."""
-    stream = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        for _ in range(3):
-            function()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        function()
-    flush = torch.empty(L2_FLUSH_BYTES, dtype=torch.int8, device="cuda")
-    times: list[float] = []
-    for _ in range(repeats):
-        flush.fill_(1)
-        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        start.record()
-        graph.replay()
-        end.record()
-        end.synchronize()
-        times.append(1e3 * start.elapsed_time(end))
-    return sorted(times)[len(times) // 2]
-
-
-def in_graph_us(make: Callable[[int], Callable[[], object]], *, bytes: int) -> float:
-    """Time of one call in a graph of many, in µs. `make(seed)` gives a call with tensors of its own, that moves `bytes`
-    and returns what it wrote: results are held until the graph ends, so that no two calls write to the same place."""
-    count = min(CALLS_MAX, max(CALLS_MIN, -(-IN_GRAPH_BYTES // bytes)))
-    calls = [make(seed) for seed in range(count)]
-    stream = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        for _ in range(3):
-            calls[0]()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        held = [call() for call in calls]
-    times: list[float] = []
-    for _ in range(REPEATS):
-        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        start.record()
-        graph.replay()
-        end.record()
-        end.synchronize()
-        times.append(1e3 * start.elapsed_time(end) / count)
-    del held
-    return sorted(times)[len(times) // 2]
-
-
 def in_graph(make: Callable[[int], Callable[[], object]], *, bytes: int) -> InGraph:
     """`in_graph_us`, and beside it a copy of as many bytes and a kernel that does nothing."""
     return InGraph(in_graph_us(make, bytes=bytes), copy_in_graph_us(bytes), floor_in_graph_us())
@@ -147,12 +90,6 @@ def _nothing(seed: int) -> Callable[[], object]:
 @triton.jit(do_not_specialize=["seed"])
 def nothing_kernel(seed: int) -> None:
     tl.assume(seed >= 0)
-
-
-def relative_error(out: Tensor, reference: Tensor) -> float:
-    """‖out - reference‖ / ‖reference‖ in float64. Not a number if a value of `out` is none."""
-    wide = reference.double()
-    return float((out.double() - wide).norm() / wide.norm().clamp(min=1e-300))
 
 
 def row(

@@ -51,7 +51,7 @@ def _gates_and_values(count: int) -> Row:
     gate_up = torch.randn(EXPERTS, 2 * COLUMNS, D, device="cuda", generator=generator, dtype=torch.bfloat16) * D**-0.5
     x = torch.randn(count, D, device="cuda", generator=generator).bfloat16()
     ids = torch.rand(count, EXPERTS, device="cuda", generator=generator).argsort(dim=1)[:, :CHOICES]
-    each = triton_kernel.tile_rows(count * CHOICES, EXPERTS)
+    each = triton_kernel.tile_rows(ids, EXPERTS)
     theirs = triton_kernel.deal_tiles(ids.flatten(), EXPERTS, each)
     ours = triton_kernel.deal_tiles(ids.flatten(), EXPERTS, tilelang_kernel.ROWS)
     hidden = tilelang_kernel.hidden_values(x, CHOICES, ours, gate_up, limit=LIMIT)

@@ -10,6 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from whalepod.kernels.launch_sizes import launch_sizes
 from whalepod.kernels.packed_index_scores.triton_kernel import (
     CODE_BYTES,
     RECORD_BYTES,
@@ -129,10 +130,19 @@ def block_maxima(scores: Tensor, visible: Tensor, *, block: int) -> Tensor:
     blocks = triton.cdiv(entries, block)
     maxima = torch.empty(rows, blocks, dtype=torch.float32, device=scores.device)
     wide = triton.next_power_of_2(block)
-    chunk = max(1, 2048 // wide)
+    sizes = launch_sizes("block_maxima", scores, rows=rows, shape=block)
+    chunk = max(1, sizes["entries"] // wide)
     if rows and blocks:
         block_maxima_kernel[(rows, triton.cdiv(blocks, chunk))](
-            scores, scores.stride(0), visible, maxima, blocks, BLOCK=block, WIDE=wide, CHUNK=chunk, num_warps=4
+            scores,
+            scores.stride(0),
+            visible,
+            maxima,
+            blocks,
+            BLOCK=block,
+            WIDE=wide,
+            CHUNK=chunk,
+            num_warps=sizes["num_warps"],
         )
     return maxima
 
@@ -148,16 +158,15 @@ def candidate_scores(
     *,
     block: int,
     entries_per_block: int,
-    tile: int = 128,
-    tiles: int = 16,
 ) -> Tensor:
     """As `whalepod.kernels.candidates.candidate_scores`, for bfloat16 on a GPU, or anything in Triton's interpreter."""
     rows, heads, _ = queries.shape
     top_blocks = blocks.shape[1]
     total = top_blocks * block
     scores = torch.empty(rows, total, dtype=torch.float32, device=queries.device)
+    sizes = launch_sizes("candidate_scores", queries, rows=rows, shape=heads)
     if rows:
-        candidate_scores_kernel[(rows, triton.cdiv(total, tile * tiles))](
+        candidate_scores_kernel[(rows, triton.cdiv(total, sizes["KEYS"] * sizes["TILES"]))](
             queries.contiguous(),
             weights,
             keys,
@@ -171,11 +180,8 @@ def candidate_scores(
             BLOCK=block,
             ENTRIES=entries_per_block,
             HEADS=heads,
-            KEYS=tile,
-            TILES=tiles,
             FAST=queries.is_cuda,
-            num_warps=4,
-            num_stages=3,
+            **sizes,
         )
     return scores
 

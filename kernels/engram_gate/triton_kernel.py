@@ -7,6 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from whalepod.kernels.launch_sizes import launch_sizes
 from whalepod.kernels.packing_kernel import begin_early, chunk_of, comes_early
 
 from .reference import MAGNITUDE_MIN as MAGNITUDE_MIN_VALUE
@@ -87,7 +88,7 @@ def let_in(streams: Tensor, projected: Tensor, weight: Tensor, text: Tensor | No
             CHUNKS=triton.cdiv(width, chunk_of(width)),
             MASKED=text is not None,
             EARLY=early,
-            num_warps=4,
             launch_pdl=early,
+            **launch_sizes("engram_gate", streams, rows=rows, shape=width),
         )
     return out

@@ -12,8 +12,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from whalepod.kernels.launch_sizes import launch_sizes
 from whalepod.kernels.linear.cuda import linear
-from whalepod.kernels.numerics import tiled, whole_batches
+from whalepod.kernels.numerics import whole_batches
 from whalepod.kernels.packing_kernel import begin_early, comes_early, rounded, sigmoid
 from whalepod.kernels.quantise import PackedFormat
 from whalepod.kernels.quantise.triton_kernel import fp8_block32_round_trip, fp8_round_trip
@@ -204,10 +205,10 @@ def sum_choices_kernel(parts, out, width, CHOICES: tl.constexpr, BLOCK: tl.const
     tl.store(out + row * width + column, total, mask=column < width)
 
 
-def tile_rows(pairs: int, experts: int) -> int:
-    """Rows of a tile: enough for most experts' shares, at least what one matrix instruction takes; always that where a
-    row's bits must not depend on the others."""
-    return 16 if tiled() or pairs <= 24 * experts else 64
+def tile_rows(ids: Tensor, experts: int) -> int:
+    """Rows of a tile: enough for most experts' shares of the pairs in `ids`, at least what one matrix instruction
+    takes; always that where a row's bits must not depend on the others."""
+    return launch_sizes("expert_tiles", ids, rows=triton.cdiv(ids.numel(), experts))["ROWS"]
 
 
 def deal_tiles(ids: Tensor, experts: int, rows: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -243,7 +244,7 @@ def routed_experts(
     rows, choices = ids.shape
     if rows == 0:
         return torch.empty(rows, x.shape[1], dtype=torch.float32, device=x.device)
-    each = tile_rows(rows * choices, gate_up.shape[0])
+    each = tile_rows(ids, gate_up.shape[0])
     dealt = deal_tiles(ids.flatten(), gate_up.shape[0], each)
     x = x.contiguous() if input_format is None else fp8_block32_round_trip(x)
     parts = _weighted_parts(
@@ -269,7 +270,7 @@ def expert_outputs(
         return torch.empty(pairs, x.shape[1], dtype=torch.float32, device=x.device)
     x = x.contiguous() if input_format is None else fp8_block32_round_trip(x)
     with whole_batches(False):  # The pairs of other ranks are among them.
-        each = tile_rows(pairs, held)
+        each = tile_rows(rows, held)
     dealt = deal_tiles(experts, held + 1, each)  # Pairs without an expert go to one that the products pass over.
     ones = torch.ones(pairs, dtype=torch.float32, device=x.device)
     return _weighted_parts(
@@ -300,7 +301,8 @@ def _weighted_parts(
     order, *tiles = dealt
     width, columns, fast = x.shape[1], down.shape[2], x.is_cuda
     parts = torch.empty(len(order), width, dtype=torch.float32, device=x.device)
-    down_kernel[(triton.cdiv(width, 128), tiles[0].shape[0])](
+    sizes = launch_sizes("experts_down", x, rows=len(order), shape=each)
+    down_kernel[(triton.cdiv(width, sizes["COLUMNS"]), tiles[0].shape[0])](
         hidden,
         order,
         *tiles,
@@ -311,11 +313,8 @@ def _weighted_parts(
         WIDTH=columns,
         EXPERTS=gate_up.shape[0],
         ROWS=each,
-        COLUMNS=128,
-        STEP=128 if fast else 32,
         FAST=fast,
-        num_warps=4,
-        num_stages=3,
+        **sizes,
     )
     return parts
 
@@ -335,7 +334,8 @@ def hidden_values(
     order, *tiles = dealt
     width, columns, fast = x.shape[1], gate_up.shape[1] // 2, x.is_cuda
     hidden = torch.empty(len(order), columns, dtype=x.dtype, device=x.device)
-    gate_up_kernel[(triton.cdiv(columns, 64), tiles[0].shape[0])](
+    sizes = launch_sizes("experts_gate_up", x, rows=len(order), shape=each)
+    gate_up_kernel[(triton.cdiv(columns, sizes["COLUMNS"]), tiles[0].shape[0])](
         x,
         order,
         *tiles,
@@ -347,12 +347,9 @@ def hidden_values(
         WIDTH=width,
         EXPERTS=gate_up.shape[0],
         ROWS=each,
-        COLUMNS=64,
-        STEP=128 if fast else 32,
         ROUND=rounds,
         FAST=fast,
-        num_warps=4,
-        num_stages=3,
+        **sizes,
     )
     return hidden
 
@@ -379,7 +376,8 @@ def swiglu(gates: Tensor, *, limit: float, round_trip: bool) -> Tensor:
     """gates [rows, 2 · columns] -> silu(min(gate, limit)) · clamp(up, ±limit) [rows, columns], and its round trip."""
     rows, columns = gates.shape[0], gates.shape[1] // 2
     out = torch.empty(rows, columns, dtype=gates.dtype, device=gates.device)
-    grid = (triton.cdiv(rows, 8), triton.cdiv(columns, 256))
+    sizes = launch_sizes("swiglu", gates, rows=rows, shape=columns)
+    grid = (triton.cdiv(rows, sizes["ROWS"]), triton.cdiv(columns, sizes["COLUMNS"]))
     early = comes_early(gates, grid[0] * grid[1])
     if rows:
         swiglu_kernel[grid](
@@ -388,11 +386,9 @@ def swiglu(gates: Tensor, *, limit: float, round_trip: bool) -> Tensor:
             limit,
             rows,
             columns,
-            ROWS=8,
-            COLUMNS=256,
             ROUND=round_trip,
             EARLY=early,
-            num_warps=8,
             launch_pdl=early,
+            **sizes,
         )
     return out

@@ -9,8 +9,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from whalepod.kernels.launch_sizes import launch_sizes
 from whalepod.kernels.packing_kernel import (
-    EARLY_PROGRAMS_MAX,
     begin_early,
     comes_early,
     e2m1_nearest,
@@ -66,7 +66,8 @@ def index_queries(queries: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     rows, heads, width = queries.shape
     out = torch.empty(rows, heads, width, dtype=queries.dtype, device=queries.device)
     # Few small programs have less to wait for, many cost more to start.
-    each = math.gcd(heads, 4 if rows * heads <= 4 * EARLY_PROGRAMS_MAX else 16)
+    sizes = launch_sizes("index_queries", queries, rows=rows, shape=heads)
+    each = math.gcd(heads, sizes["VECTORS"])
     early = comes_early(queries, rows * heads // each)
     if rows:
         index_queries_kernel[(rows * heads // each,)](
@@ -79,7 +80,7 @@ def index_queries(queries: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
             PAIRS=cos.shape[1],
             VECTORS=each,
             EARLY=early,
-            num_warps=max(1, each // 4),
+            num_warps=sizes["num_warps"],
             launch_pdl=early,
         )
     return out

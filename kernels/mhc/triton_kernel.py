@@ -12,14 +12,13 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from whalepod.kernels.launch_sizes import launch_sizes
 from whalepod.kernels.packing_kernel import begin_early, comes_early, reciprocal
 
 PROGRAMS = 264
 """Two for each processor of an H100 or H200."""
-TILE, STEP, STAGES = 64, 128, 3
-"""Rows of a tile, channels of a step, and steps on their way. Tuned on H200, as is:"""
-PARTS = ((65, 32, 4), (0, 80, 1))
-"""From that many rows on, the most parts, and rows of a program that adds the parts: it holds all of them at once."""
+TILE, STEP = 64, 128
+"""Rows of a tile, and channels of a step."""
 
 
 @triton.jit(do_not_specialize=["rows"])
@@ -252,9 +251,9 @@ def predict_mixes(
     comb = torch.empty(rows, count, count, dtype=torch.float32, device=device)
     if rows == 0:
         return pre, post, comb
-    parts_max, finish_rows = next(shape for rows_min, *shape in PARTS if rows >= rows_min)
+    sizes = launch_sizes("mhc_predict", streams, rows=rows, shape=channels)
     tiles, steps = triton.cdiv(rows, TILE), triton.cdiv(width, STEP)
-    each = triton.cdiv(steps, max(1, min(steps, parts_max, PROGRAMS // tiles)))
+    each = triton.cdiv(steps, max(1, min(steps, sizes["parts_max"], PROGRAMS // tiles)))
     parts = triton.cdiv(steps, each)
     out = halves.shape[1]
     block = max(16, triton.next_power_of_2(out))
@@ -275,10 +274,10 @@ def predict_mixes(
         STEP=STEP,
         FAST=fast,
         num_warps=4,
-        num_stages=STAGES,
+        num_stages=sizes["num_stages"],
         launch_pdl=fast,
     )
-    finish_kernel[(triton.cdiv(rows, finish_rows),)](
+    finish_kernel[(triton.cdiv(rows, sizes["finish_rows"]),)](
         products,
         squares,
         scale,
@@ -294,7 +293,7 @@ def predict_mixes(
         iterations,
         S=count,
         OUT_BLOCK=block,
-        ROWS=finish_rows,
+        ROWS=sizes["finish_rows"],
         PARTS=triton.next_power_of_2(parts),
         FAST=fast,
         num_warps=1,
@@ -307,7 +306,8 @@ def collapse(streams: Tensor, weights: Tensor) -> Tensor:
     """As `whalepod.kernels.mhc.collapse`."""
     rows, count, width = streams.shape
     out = torch.empty(rows, width, dtype=streams.dtype, device=streams.device)
-    grid = (rows, triton.cdiv(width, 1024))
+    sizes = launch_sizes("mhc_collapse", streams, rows=rows, shape=width)
+    grid = (rows, triton.cdiv(width, sizes["BLOCK"]))
     early = comes_early(streams, grid[0] * grid[1])
     if rows:
         collapse_kernel[grid](
@@ -316,10 +316,9 @@ def collapse(streams: Tensor, weights: Tensor) -> Tensor:
             out,
             width,
             S=count,
-            BLOCK=1024,
             EARLY=early,
-            num_warps=4,
             launch_pdl=early,
+            **sizes,
         )
     return out
 
@@ -328,7 +327,8 @@ def expand(y: Tensor, streams: Tensor, post: Tensor, comb: Tensor) -> Tensor:
     """As `whalepod.kernels.mhc.expand`."""
     rows, count, width = streams.shape
     out = torch.empty_like(streams)
-    grid = (rows, triton.cdiv(width, 1024))
+    sizes = launch_sizes("mhc_expand", streams, rows=rows, shape=width)
+    grid = (rows, triton.cdiv(width, sizes["BLOCK"]))
     early = comes_early(streams, grid[0] * grid[1])
     if rows:
         expand_kernel[grid](
@@ -339,9 +339,8 @@ def expand(y: Tensor, streams: Tensor, post: Tensor, comb: Tensor) -> Tensor:
             out,
             width,
             S=count,
-            BLOCK=1024,
             EARLY=early,
-            num_warps=4,
             launch_pdl=early,
+            **sizes,
         )
     return out

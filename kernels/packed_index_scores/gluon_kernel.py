@@ -16,17 +16,16 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, warpgroup_mma, warpgroup_mma_wait
 
+from whalepod.kernels.launch_sizes import launch_sizes
+
 from .triton_kernel import SPREAD_MAX, to_fp8_asm
 
 KEYS = gl.constexpr(64)
 """Keys of a tile, the rows of one matrix instruction."""
 CODE_BYTES = gl.constexpr(64)
 RECORD_BYTES = gl.constexpr(68)
-PROGRAMS_PER_PROCESSOR = 4
 ROWS_EACH = 2
 """Rows of one product."""
-REGISTERS = 128
-"""A thread, so that so many programs fit."""
 
 TO_FP8_ASM = gl.constexpr(to_fp8_asm("$3", "$4"))
 WORDS = gl.constexpr(
@@ -232,8 +231,9 @@ def packed_index_scores(
     if rows == 0 or entries_max == 0:
         return scores
     count = groups.shape[1]
+    sizes = launch_sizes("index_scores_hopper", queries, rows=rows, shape=heads)
     processors = torch.cuda.get_device_properties(queries.device).multi_processor_count
-    parts = min(triton.cdiv(entries_max, KEYS.value), max(1, processors * PROGRAMS_PER_PROCESSOR // count))
+    parts = min(triton.cdiv(entries_max, KEYS.value), max(1, processors * sizes["programs"] // count))
     index_scores_kernel[(count, parts)](
         queries.contiguous(),
         weights,
@@ -251,7 +251,7 @@ def packed_index_scores(
         ROWS=ROWS_EACH,
         PARTS=triton.cdiv(group_rows, ROWS_EACH),
         num_warps=4,
-        maxnreg=REGISTERS,
+        maxnreg=sizes["maxnreg"],
         # Which of two products an addition is fused with is the compiler's choice, and differed between ROWS rows: a
         # score's bits depended on the row's place among those that share its keys.
         enable_fp_fusion=False,

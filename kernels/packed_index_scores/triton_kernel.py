@@ -13,14 +13,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from whalepod.kernels.launch_sizes import launch_sizes
 from whalepod.kernels.numerics import tiled
 
 SPREAD_MAX = tl.constexpr(11)
 RECORD_BYTES = tl.constexpr(68)
 CODE_BYTES = tl.constexpr(64)
-
-PROGRAMS = 264
-"""As many as run at once on an H100 or H200, two a processor: a second, partial wave costs more than it gains."""
 
 
 def to_fp8_asm(small: str, large: str) -> str:
@@ -224,11 +222,6 @@ def packed_index_scores(
     entries_per_block: int,
     group_rows: int,
     entries_max: int,
-    tile: int = 128,
-    num_warps: int = 4,
-    programs: int = PROGRAMS,
-    num_stages: int = 3,
-    maxnreg: int | None = None,
 ) -> Tensor:
     """As `whalepod.kernels.packed_index_scores`, for bfloat16 queries on a GPU, or anything in Triton's interpreter."""
     rows, heads, _ = queries.shape
@@ -236,8 +229,9 @@ def packed_index_scores(
     if rows == 0 or entries_max == 0:
         return scores
     each = 2 if tiled() else min(2, group_rows)
-    count = groups.shape[1]
-    parts = min(triton.cdiv(entries_max, tile), max(1, programs // count))
+    count, sizes = groups.shape[1], launch_sizes("index_scores", queries, rows=rows, shape=heads)
+    # As many programs as run at once: a second, partial wave costs more than it gains.
+    parts = min(triton.cdiv(entries_max, sizes["KEYS"]), max(1, sizes["programs"] // count))
     index_scores_kernel[(count, parts)](
         queries.contiguous(),
         weights,
@@ -254,10 +248,9 @@ def packed_index_scores(
         HEADS=heads,
         ROWS=each,
         PARTS=triton.cdiv(group_rows, each),
-        KEYS=tile,
+        KEYS=sizes["KEYS"],
         FAST=queries.is_cuda,
-        num_warps=num_warps,
-        num_stages=num_stages,
-        maxnreg=maxnreg,
+        num_warps=sizes["num_warps"],
+        num_stages=sizes["num_stages"],
     )
     return scores

@@ -7,11 +7,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from whalepod.kernels.launch_sizes import launch_sizes
 from whalepod.kernels.packing_kernel import begin_early, comes_early, e4m3_nearest, power_of_two, power_of_two_exponent
 
 GROUP = tl.constexpr(32)
 TARGET_MIN = tl.constexpr(1e-4 / 448.0)
-BLOCK_MAX = 2048
 
 
 @triton.jit
@@ -35,11 +35,12 @@ def fp8_block32_round_trip(x: Tensor) -> Tensor:
     """As `FP8_BLOCK32.round_trip`, for bfloat16 or float32 on a GPU, or in Triton's interpreter."""
     x = x.contiguous()
     out, block = torch.empty_like(x), 32
-    while block < BLOCK_MAX and x.numel() % (2 * block) == 0:
+    sizes = launch_sizes("round_trip", x, rows=x.numel() // max(1, x.shape[-1]), shape=x.shape[-1])
+    while block < sizes["BLOCK"] and x.numel() % (2 * block) == 0:
         block *= 2
     early = comes_early(x, x.numel() // block)
     if x.numel():
         round_trip_kernel[(x.numel() // block,)](
-            x, out, BLOCK=block, EARLY=early, num_warps=1 if block < 256 else 4, launch_pdl=early
+            x, out, BLOCK=block, EARLY=early, num_warps=1 if block < 256 else sizes["num_warps"], launch_pdl=early
         )
     return out

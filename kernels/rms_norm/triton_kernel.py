@@ -7,6 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from whalepod.kernels.launch_sizes import launch_sizes
 from whalepod.kernels.packing_kernel import (
     begin_early,
     chunk_of,
@@ -88,6 +89,7 @@ def _launch(x: Tensor, weight: Tensor, out: Tensor, records: tuple[Tensor, Tenso
     rows, chunk = x.numel() // width, chunk_of(width)
     codes, scales = (out, out) if records is None else records
     early = comes_early(x, rows)
+    sizes = launch_sizes("rms_norm" if records is None else "rms_norm_fp8", x, rows=rows, shape=width)
     if rows:
         rms_norm_kernel[(rows,)](
             x,
@@ -101,6 +103,6 @@ def _launch(x: Tensor, weight: Tensor, out: Tensor, records: tuple[Tensor, Tenso
             CHUNKS=triton.cdiv(width, chunk),
             QUANTISE=records is not None,
             EARLY=early,
-            num_warps=4,
             launch_pdl=early,
+            **sizes,
         )

@@ -24,8 +24,10 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
+from whalepod.kernels.launch_sizes import launch_sizes
+
 from .gluon_producer_kernel import KEYS, PRODUCER_WARPS, extent, produce
-from .triton_kernel import combine_parts, parts_of, scratch
+from .triton_kernel import combine_parts, scratch
 from .unpacking import SHIFT
 
 LOG2_E = gl.constexpr(1.4426950408889634)
@@ -301,7 +303,6 @@ def sparse_attention(
     entries: Tensor | None,
     chosen: Tensor | None,
     batch_invariant: bool = False,
-    parts: int | None = None,
 ) -> Tensor:
     """As `whalepod.kernels.sparse_attention`, for bfloat16 on Hopper, 64 heads of 512 channels."""
     queries = queries.contiguous()
@@ -309,7 +310,8 @@ def sparse_attention(
     out = torch.empty_like(queries)
     if rows == 0:
         return out
-    parts = parts or parts_of(rows, batch_invariant=batch_invariant)
+    sizes = launch_sizes("sparse_attention_hopper", queries, rows=rows, exact=batch_invariant)
+    parts = sizes["PARTS"]
     part_out, part_stats = scratch(queries, heads, parts)
     processors = torch.cuda.get_device_properties(queries.device).multi_processor_count
     sparse_attention_kernel[(min(rows * parts, processors),)](

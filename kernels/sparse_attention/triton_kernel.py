@@ -13,16 +13,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from whalepod.kernels.launch_sizes import launch_sizes
+
 from .unpacking import FP4_EXPONENT, FP8_EXPONENT, SHIFT, UNPACK_FP4_ASM, UNPACK_FP8_ASM
 
 LOG2_E = tl.constexpr(1.4426950408889634)
 LOWEST = tl.constexpr(-1e30)
-
-# Tuned on H200; rows up to the key get this many parts of a row's keys: (rows_max, parts).
-PARTS_BY_ROWS = ((72, 2),)
-HEADS_MAX = {9: 64}
-HEADS_MAX_ELSEWHERE = 32
-"""Heads of a program, by the major number of the chip. Sums of 64 alone fill all tensor memory of an sm_100."""
 
 
 @triton.jit
@@ -330,13 +326,6 @@ def combine_parts_kernel(
     )
 
 
-def parts_of(rows: int, *, batch_invariant: bool) -> int:
-    """Into how many parts the keys of each of `rows` rows are split, so that few rows fill a GPU."""
-    if batch_invariant:
-        return 1
-    return next((parts for rows_max, parts in PARTS_BY_ROWS if rows <= rows_max), 1)
-
-
 def scratch(queries: Tensor, heads: int, parts: int) -> tuple[Tensor, Tensor]:
     """Memory for the outputs [rows, parts, heads, width] and the (highest, sum) of parts; nothing if there is one."""
     rows, _, width = queries.shape
@@ -396,11 +385,6 @@ def sparse_attention(
     entries: Tensor | None,
     chosen: Tensor | None,
     batch_invariant: bool = False,
-    parts: int | None = None,
-    heads_max: int | None = None,
-    keys: int = 64,
-    num_warps: int = 8,
-    num_stages: int = 2,
 ) -> Tensor:
     """As `whalepod.kernels.sparse_attention`, for bfloat16 on a GPU, or anything in Triton's interpreter."""
     queries = queries.contiguous()
@@ -408,13 +392,10 @@ def sparse_attention(
     out = torch.empty_like(queries)
     if rows == 0:
         return out
-    parts = parts or parts_of(rows, batch_invariant=batch_invariant)
-    fast = queries.is_cuda
+    sizes = launch_sizes("sparse_attention", queries, rows=rows, shape=width, exact=batch_invariant)
+    parts, fast = sizes["PARTS"], queries.is_cuda
     held = max(16, triton.next_power_of_2(heads))
-    if heads_max is None:
-        chip = torch.cuda.get_device_capability(queries.device)[0] if fast else None
-        heads_max = HEADS_MAX.get(chip, HEADS_MAX_ELSEWHERE) if fast else held
-    head_block = min(held, heads_max)
+    head_block = min(held, sizes["HEAD_BLOCK"])
     part_out, part_stats = scratch(queries, held, parts)
     sparse_attention_kernel[(rows, parts, held // head_block)](
         queries,
@@ -438,12 +419,12 @@ def sparse_attention(
         HEAD_BLOCK=head_block,
         HALF=width // 2,
         PAIRS=cos.shape[1],
-        KEYS=keys,
+        KEYS=sizes["KEYS"],
         CHOSEN=0 if chosen is None else chosen.shape[1],
         PARTS=parts,
         FAST=fast,
-        num_warps=num_warps,
-        num_stages=num_stages,
+        num_warps=sizes["num_warps"],
+        num_stages=sizes["num_stages"],
     )
     if parts > 1:
         combine_parts(part_out, part_stats, sink, cos, sin, out, parts=parts, heads=held, fast=fast)

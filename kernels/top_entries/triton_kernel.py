@@ -16,6 +16,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from whalepod.kernels.launch_sizes import launch_sizes
+
 NOTHING = tl.constexpr(-2147483648)
 BEHIND = tl.constexpr(2147483647)
 GROUPS_EACH = tl.constexpr(8)
@@ -229,9 +231,7 @@ def _search_row(scores, seen, low, reached, target, COUNT: tl.constexpr, CHUNK: 
         written += tl.sum(chosen.to(tl.int32), 0)
 
 
-def top_entries(
-    scores: Tensor, visible: Tensor, *, count: int, capacity: int | None = None, chunk: int = 2048
-) -> Tensor:
+def top_entries(scores: Tensor, visible: Tensor, *, count: int, capacity: int | None = None) -> Tensor:
     """As `whalepod.kernels.top_entries`, on a GPU, or in Triton's interpreter; `count` a power of two."""
     rows, entries = scores.shape
     out = torch.empty(rows, count, dtype=torch.int32, device=scores.device)
@@ -244,9 +244,11 @@ def top_entries(
     maxima, listed = torch.empty(2, rows, slots, dtype=torch.int32, device=scores.device)
     kept_entries = torch.empty(rows, capacity, dtype=torch.int32, device=scores.device)
     stride = scores.stride(0)
-    maxima_kernel[(rows, triton.cdiv(entries, chunk))](
-        scores, stride, visible, maxima, slots, COUNT=count, GROUP=group, CHUNK=chunk, num_warps=4
+    sizes = launch_sizes("group_maxima", scores, rows=rows, shape=count)
+    maxima_kernel[(rows, triton.cdiv(entries, sizes["CHUNK"]))](
+        scores, stride, visible, maxima, slots, COUNT=count, GROUP=group, **sizes
     )
+    sizes = launch_sizes("top_entries", scores, rows=rows, shape=count)
     choose_kernel[(rows,)](
         scores,
         stride,
@@ -260,17 +262,11 @@ def top_entries(
         CAPACITY=capacity,
         GROUP=group,
         SLOTS=slots,
-        **_sizes(scores),
+        GATHERED=sizes["GATHERED"],
+        num_warps=sizes["num_warps"],
+        maxnreg=sizes["maxnreg"] or None,
     )
     return out
-
-
-def _sizes(scores: Tensor) -> dict[str, int]:
-    """Scores that a program of `choose_kernel` reads at a time, and its warps; where rows outnumber processors, fewer,
-    so that three programs share one."""
-    if scores.is_cuda and scores.shape[0] > torch.cuda.get_device_properties(scores.device).multi_processor_count:
-        return {"GATHERED": 4096, "num_warps": 8, "maxnreg": 80}
-    return {"GATHERED": 8192, "num_warps": 16}
 
 
 def group_entries(entries: int, *, count: int) -> int:

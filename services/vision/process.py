@@ -101,7 +101,12 @@ class VisionProcess:
         model, device = ModelConfig.from_dir(config.model_dir), usable_device(engine.device)
         if model.vision_config is None:
             raise ConfigError(f"{config.model_dir} has no vision_config: this model sees no images")
-        set_arithmetic(device, threads=engine.threads, cpu_operators=engine.cpu_operators)
+        set_arithmetic(
+            device,
+            threads=engine.threads,
+            cpu_operators=engine.cpu_operators,
+            launch_table_file=engine.launch_table_file,
+        )
         dtype = DTYPES[device.type]
         boundaries = Boundaries(model, model.block_tokens if engine.block_tokens is None else engine.block_tokens)
         formats = RELEASE_FORMATS if engine.quantized_caches else plain_formats(dtype)

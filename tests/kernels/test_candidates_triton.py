@@ -13,6 +13,7 @@ pytest.importorskip("triton")
 
 from whalepod.kernels.candidates import candidate_blocks, candidate_scores, entry_places, reference, triton_kernel
 from whalepod.kernels.indexer import candidate_mask
+from whalepod.kernels.launch_sizes import forced
 from whalepod.kernels.packed_index_scores.any_width_kernel import any_width_scores
 from whalepod.kernels.quantise import MXFP4_BLOCK32
 
@@ -59,7 +60,8 @@ def test_scores_of_candidates_match() -> None:
     given = world(128)
     blocks = blocks_of(given["visible"])
     sizes: dict[str, Any] = {"block": BLOCK, "entries_per_block": PER_BLOCK}
-    ours = triton_kernel.candidate_scores(**given, blocks=blocks, **sizes, tile=16, tiles=1)
+    with forced("candidate_scores", KEYS=16, TILES=1):
+        ours = triton_kernel.candidate_scores(**given, blocks=blocks, **sizes)
     wanted, seen = candidate_scores(**given, blocks=blocks, **sizes)
     assert torch.equal(triton_kernel.seen_candidates(blocks, given["visible"], block=BLOCK), seen)
     assert seen.tolist()[:2] == [0, 1] and seen.max() == TOP * BLOCK

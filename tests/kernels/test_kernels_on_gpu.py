@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 from functools import partial
+from pathlib import Path
 
 import pytest
 import torch
@@ -35,6 +36,7 @@ from whalepod.kernels.global_entries import write_global_entries
 from whalepod.kernels.index_queries import index_queries
 from whalepod.kernels.index_queries import reference as queries_reference
 from whalepod.kernels.indexer import candidate_mask, select_top
+from whalepod.kernels.launch_sizes import architecture_of, read_table, sizes_by_shape
 from whalepod.kernels.linear import grouped_linear, linear
 from whalepod.kernels.mhc import Mixes, collapse, expand, predict_mixes, prepare_weights
 from whalepod.kernels.mhc import reference as mhc_reference
@@ -48,6 +50,7 @@ from whalepod.kernels.router import reference as router_reference
 from whalepod.kernels.router import route
 from whalepod.kernels.top_entries import reference as top_reference
 from whalepod.kernels.top_entries import top_entries
+from whalepod.kernels.tuning import tune
 from whalepod.kernels.window_rows import reference as window_reference
 from whalepod.kernels.window_rows import write_window_rows
 
@@ -403,3 +406,18 @@ def test_few_rows_are_unsure() -> None:
     ids, unsure = sampling.draw(logits, torch.ones(384, device="cuda"), sampling.Noise(rows, rows))
     wanted, _ = sampling.reference.draw(logits, torch.ones(384, device="cuda"), sampling.Noise(rows, rows))
     assert not unsure.any() and torch.equal(ids, wanted)
+
+
+def test_the_tuner_tries_sizes_and_leaves_what_is_right(tmp_path: Path) -> None:
+    """A kernel whose sizes change no bits, and one whose sizes do; times of so few rows are left open."""
+    table = tmp_path / "table.json"
+    figures = tune(["index_queries", "engram_gate"], [7], table)
+    assert (figures["kernels"], figures["lines"]) == (2, 2)
+    assert (
+        set(sizes_by_shape(architecture_of(torch.device("cuda"))))
+        >= set(read_table(table).kernels)
+        >= {
+            "index_queries",
+            "engram_gate",
+        }
+    )

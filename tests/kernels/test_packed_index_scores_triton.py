@@ -11,6 +11,7 @@ from torch import Tensor
 os.environ.setdefault("TRITON_INTERPRET", "1")
 pytest.importorskip("triton")
 
+from whalepod.kernels.launch_sizes import forced
 from whalepod.kernels.packed_index_scores import reference, triton_kernel
 from whalepod.kernels.quantise import MXFP4_BLOCK32
 
@@ -26,9 +27,10 @@ def check(visible: list[int], groups: list[tuple[int, int, int]], group_rows: in
     tables = torch.stack([torch.randperm(12, generator=generator) for _ in range(2)]).int()
     seen = torch.tensor(visible, dtype=torch.int32)
     arguments = (queries, weights, pool, tables, seen, torch.tensor(groups, dtype=torch.int32).t().contiguous())
-    out = triton_kernel.packed_index_scores(
-        *arguments, entries_per_block=BLOCK, group_rows=group_rows, entries_max=entries, tile=32
-    )
+    with forced("index_scores", KEYS=32):
+        out = triton_kernel.packed_index_scores(
+            *arguments, entries_per_block=BLOCK, group_rows=group_rows, entries_max=entries
+        )
     expected = reference.packed_index_scores(*arguments, entries_per_block=BLOCK, entries_max=entries)
     shown = torch.arange(entries) < seen[:, None]
     # Products are exact, sums of 128 products and 16 heads are float32 in another order.

@@ -11,6 +11,7 @@ import torch
 os.environ.setdefault("TRITON_INTERPRET", "1")
 pytest.importorskip("triton")
 
+from whalepod.kernels.launch_sizes import forced
 from whalepod.kernels.quantise import FP4_BLOCK16, FP8_BLOCK32
 from whalepod.kernels.sparse_attention import reference, sparse_attention, triton_kernel
 
@@ -44,8 +45,9 @@ def problem(heads: int = 8, width: int = 64, chosen: int = 32, seed: int = 0) ->
     }
 
 
-def assert_matches(given: dict[str, Any], **options: Any) -> None:
-    out = triton_kernel.sparse_attention(**given, **options)
+def assert_matches(given: dict[str, Any], **sizes: int) -> None:
+    with forced("sparse_attention", KEYS=16, **sizes):
+        out = triton_kernel.sparse_attention(**given)
     expected = reference.sparse_attention(**(given | {"queries": given["queries"].float()}))
     assert out.dtype == torch.bfloat16 and out.shape == given["queries"].shape
     assert (out.float() - expected).norm() <= TOLERANCE * expected.norm()
@@ -53,21 +55,21 @@ def assert_matches(given: dict[str, Any], **options: Any) -> None:
 
 @pytest.mark.parametrize("parts", [1, 3])
 def test_rows_with_full_short_and_no_selection_match_whatever_the_parts(parts: int) -> None:
-    assert_matches(problem(), parts=parts, keys=16)
+    assert_matches(problem(), PARTS=parts)
 
 
 @pytest.mark.parametrize("heads", [1, 20])
 def test_numbers_of_heads_that_fill_no_tile_match(heads: int) -> None:
-    assert_matches(problem(heads=heads), keys=16)
+    assert_matches(problem(heads=heads))
 
 
 @pytest.mark.parametrize("parts", [1, 2])
 def test_heads_may_be_shared_out_among_programs(parts: int) -> None:
-    assert_matches(problem(heads=40), keys=16, heads_max=16, parts=parts)
+    assert_matches(problem(heads=40), HEAD_BLOCK=16, PARTS=parts)
 
 
 def test_window_alone_matches() -> None:
-    assert_matches(problem() | {"entries": None, "chosen": None}, keys=16)
+    assert_matches(problem() | {"entries": None, "chosen": None})
 
 
 def test_codes_that_are_subnormal_and_signed_zeros_decode_exactly() -> None:
@@ -77,7 +79,7 @@ def test_codes_that_are_subnormal_and_signed_zeros_decode_exactly() -> None:
     given["window"][:, 64:] = 115
     given["entries"] = torch.randint(0, 256, (50, 36), dtype=torch.uint8, generator=generator)
     given["entries"][:, 32:] = torch.randint(0, 64, (50, 4), dtype=torch.uint8, generator=generator)
-    assert_matches(given, keys=16)
+    assert_matches(given)
 
 
 def test_without_keys_and_with_no_sink_the_output_is_zero() -> None:
@@ -85,7 +87,7 @@ def test_without_keys_and_with_no_sink_the_output_is_zero() -> None:
     given["lowest"] = given["positions"] + 1
     given["chosen"] = torch.full_like(given["chosen"], -1)
     given["sink"] = torch.full_like(given["sink"], -torch.inf)
-    assert not triton_kernel.sparse_attention(**given, keys=16).any()
+    assert not triton_kernel.sparse_attention(**given).any()
 
 
 def test_no_rows_give_no_rows() -> None:
@@ -97,14 +99,15 @@ def test_queries_that_are_not_contiguous_match() -> None:
     given = problem()
     given["queries"] = given["queries"].transpose(1, 2).contiguous().transpose(1, 2)
     assert not given["queries"].is_contiguous()
-    assert_matches(given, keys=16)
+    assert_matches(given)
 
 
 def test_a_row_has_the_same_bits_alone_and_among_others_when_batch_invariant() -> None:
     given = problem()
-    together = triton_kernel.sparse_attention(**given, keys=16, batch_invariant=True)
     alone = {name: value[3:4] if name in PER_ROW else value for name, value in given.items()}
-    assert torch.equal(together[3:4], triton_kernel.sparse_attention(**alone, keys=16, batch_invariant=True))
+    with forced("sparse_attention", KEYS=16):
+        together = triton_kernel.sparse_attention(**given, batch_invariant=True)
+        assert torch.equal(together[3:4], triton_kernel.sparse_attention(**alone, batch_invariant=True))
 
 
 def test_the_entry_point_takes_the_reference_for_cpu_tensors() -> None:

@@ -1,0 +1,223 @@
+"""What the tuner launches: every tunable kernel on random tensors of the released model's shapes, at numbers of rows
+that steps have."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache, partial
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor
+
+from . import rms_norm as norms
+from .candidates import triton_kernel as candidates
+from .engram_gate.triton_kernel import let_in
+from .experts.triton_kernel import routed_experts, swiglu
+from .index_queries.triton_kernel import index_queries
+from .launch_sizes import ANY
+from .mhc import triton_kernel as mhc
+from .packed_index_scores import packed_index_scores
+from .quantise import FP4_BLOCK16, FP8_BLOCK32, MXFP4_BLOCK32
+from .quantise.triton_kernel import fp8_block32_round_trip
+from .sparse_attention import sparse_attention
+from .top_entries.triton_kernel import top_entries
+
+D, S, PAIRS, INDEX_HEADS, INDEX_WIDTH = 5120, 4, 32, 32, 128
+HEADS, WIDTH, WINDOW, RING, CHOSEN = 64, 512, 128, 140, 512
+ENTRIES, BLOCK, DRAFT_ROWS = 65_536, 256, 6
+EXPERTS, CHOICES, COLUMNS = 48, 6, 2304
+"""As many experts as one of eight GPUs holds."""
+EXPERT_BYTES = EXPERTS * 3 * COLUMNS * D * 2
+
+DEVICE = torch.device("cuda")
+
+Call: TypeAlias = Callable[[], Tensor | tuple[Tensor, ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    kernel: str
+    rows: tuple[int, ...]
+    """Numbers of rows, as the kernel asks for its sizes."""
+    make: Callable[[int, int], Call]
+    """(rows, seed) -> a call on tensors of its own, if those are not larger than every cache."""
+    row_bytes: int
+    """What a row moves at least."""
+    shared_bytes: int = 0
+    """What all rows move together."""
+    shape: str = ANY
+    hopper: bool | None = None
+    """Whether only Hopper launches it, or only others do."""
+
+
+def cases(major: int) -> list[Case]:
+    """Of a chip whose compute capability begins with `major`."""
+    return [case for case in _all_cases() if case.hopper is None or case.hopper == (major == 9)]
+
+
+def _all_cases() -> list[Case]:
+    few, many = (48, 384, 1536, 4096), (48, 384)
+    return [
+        Case("swiglu", few, _swiglu, 6 * COLUMNS),
+        Case("round_trip", few, _round_trip, 4 * D),
+        Case("index_queries", few, _index_queries, 4 * INDEX_HEADS * INDEX_WIDTH),
+        Case("mhc_collapse", few, _collapse, 2 * (S + 1) * D),
+        Case("mhc_expand", few, _expand, 2 * (2 * S + 1) * D),
+        Case("rms_norm", few, partial(_norm, norms.rms_norm), 4 * D),
+        Case("rms_norm_fp8", few, partial(_norm, norms.rms_norm_fp8), 5 * D),
+        Case("engram_gate", few, _engram_gate, 2 * (3 * S + 1) * D),
+        Case("group_maxima", many, _top_entries, 4 * ENTRIES),
+        Case("top_entries", many, _top_entries, 4 * ENTRIES),
+        Case("block_maxima", many, _block_maxima, 4 * ENTRIES),
+        Case("candidate_scores", many, _candidate_scores, 2048 * 8 * 72),
+        Case("index_scores_hopper", many, _index_scores, ENTRIES * (4 + 68 // DRAFT_ROWS), hopper=True),
+        Case("index_scores", many, _index_scores, ENTRIES * (4 + 68 // DRAFT_ROWS), hopper=False),
+        Case("sparse_attention_hopper", (12, 48, 96, 192), _attention, CHOSEN * 288, hopper=True),
+        Case("sparse_attention", (12, 48, 96, 192, 1536), _attention, CHOSEN * 288, hopper=False),
+        Case("mhc_predict", few, _predict, 2 * S * D),
+        Case("experts_gate_up", (48 * CHOICES,), _experts, 2 * D, EXPERT_BYTES, shape="16"),
+        Case("experts_down", (48 * CHOICES,), _experts, 2 * D, EXPERT_BYTES, shape="16"),
+        Case("experts_gate_up", (384 * CHOICES, 1536 * CHOICES), _experts, 2 * D, EXPERT_BYTES, shape="64"),
+        Case("experts_down", (384 * CHOICES, 1536 * CHOICES), _experts, 2 * D, EXPERT_BYTES, shape="64"),
+        Case(
+            "expert_tiles", (6, 12, 24, 48, 192), lambda each, seed: _experts(each * EXPERTS, seed), 2 * D, EXPERT_BYTES
+        ),
+    ]
+
+
+def _normal(*shape: int, seed: int) -> Tensor:
+    return torch.randn(*shape, device=DEVICE, generator=torch.Generator(DEVICE).manual_seed(seed))
+
+
+def _draw(*shape: int, seed: int) -> Tensor:
+    return _normal(*shape, seed=seed).bfloat16()
+
+
+def _norm(norm: Callable[..., Any], rows: int, seed: int) -> Call:
+    x, weight = _draw(rows, D, seed=seed), _draw(D, seed=seed)
+    return lambda: norm(x, weight, eps=1e-20)
+
+
+def _round_trip(rows: int, seed: int) -> Call:
+    x = _draw(rows, D, seed=seed)
+    return lambda: fp8_block32_round_trip(x)
+
+
+def _swiglu(rows: int, seed: int) -> Call:
+    gates = _draw(rows, 2 * COLUMNS, seed=seed)
+    return lambda: swiglu(gates, limit=10.0, round_trip=True)
+
+
+def _index_queries(rows: int, seed: int) -> Call:
+    queries, angles = _draw(rows, INDEX_HEADS, INDEX_WIDTH, seed=seed), _normal(rows, PAIRS, seed=seed)
+    cos, sin = angles.cos(), angles.sin()
+    return lambda: index_queries(queries, cos, sin)
+
+
+def _engram_gate(rows: int, seed: int) -> Call:
+    streams, projected = _draw(rows, S, D, seed=seed), _draw(rows, (S + 1) * D, seed=seed)
+    weight = _draw(S, D, seed=seed)
+    return lambda: let_in(streams, projected, weight, None, eps=1e-20)
+
+
+def _predict(rows: int, seed: int) -> Call:
+    streams, halves = _draw(rows, S, D, seed=seed), mhc.split_weights(_normal(24, S * D, seed=0) * 0.02)
+    scale, base = _normal(24, seed=seed).abs(), _normal(24, seed=seed)
+    return lambda: mhc.predict_mixes(streams, halves, scale, base, rms_eps=1e-20, eps=1e-6, iterations=20)
+
+
+def _collapse(rows: int, seed: int) -> Call:
+    streams, weights = _draw(rows, S, D, seed=seed), _normal(rows, S, seed=seed).sigmoid()
+    return lambda: mhc.collapse(streams, weights)
+
+
+def _expand(rows: int, seed: int) -> Call:
+    y, streams, post = _draw(rows, D, seed=seed), _draw(rows, S, D, seed=seed), _normal(rows, S, seed=seed).sigmoid()
+    comb = _normal(rows, S, S, seed=seed).softmax(dim=1)
+    return lambda: mhc.expand(y, streams, post, comb)
+
+
+def _scores(rows: int, seed: int) -> tuple[Tensor, Tensor]:
+    """Scores of sums of rectified products, half of which tie at 0, and how many entries each row sees: all."""
+    visible = torch.full((rows,), ENTRIES, dtype=torch.int32, device=DEVICE)
+    return _normal(rows, ENTRIES, seed=seed).clamp(min=0), visible
+
+
+def _top_entries(rows: int, seed: int) -> Call:
+    scores, visible = _scores(rows, seed)
+    return lambda: top_entries(scores, visible, count=512)
+
+
+def _block_maxima(rows: int, seed: int) -> Call:
+    scores, visible = _scores(rows, seed)
+    return lambda: candidates.block_maxima(scores, visible, block=8)
+
+
+@cache
+def _index_world(rows: int) -> dict[str, Any]:
+    """Index queries, and keys of the sequences whose rows share them; larger than every cache."""
+    sequences = rows // DRAFT_ROWS
+    each = torch.arange(sequences, dtype=torch.int32, device=DEVICE)
+    keys = _normal(sequences * ENTRIES, INDEX_WIDTH, seed=1).split(1 << 20)
+    return {
+        "queries": MXFP4_BLOCK32.round_trip(_draw(rows, INDEX_HEADS, INDEX_WIDTH, seed=0)),
+        "weights": _normal(rows, INDEX_HEADS, seed=2) * (INDEX_WIDTH * INDEX_HEADS) ** -0.5,
+        "keys": torch.cat([MXFP4_BLOCK32.encode(some) for some in keys]),
+        "tables": torch.arange(sequences * ENTRIES // BLOCK, dtype=torch.int32, device=DEVICE).view(sequences, -1),
+        "segments": each.repeat_interleave(DRAFT_ROWS),
+        "visible": torch.full((rows,), ENTRIES, dtype=torch.int32, device=DEVICE),
+        "entries_per_block": BLOCK,
+    }
+
+
+def _index_scores(rows: int, seed: int) -> Call:  # noqa: ARG001  its keys are shared
+    given, each = _index_world(rows), torch.arange(rows // DRAFT_ROWS, dtype=torch.int32, device=DEVICE)
+    groups = torch.stack((each * DRAFT_ROWS, torch.full_like(each, DRAFT_ROWS), each))
+    return lambda: packed_index_scores(**given, groups=groups, group_rows=DRAFT_ROWS, entries_max=ENTRIES)
+
+
+def _candidate_scores(rows: int, seed: int) -> Call:
+    blocks = _normal(rows, ENTRIES // 8, seed=seed).argsort(dim=1)[:, :2048].sort(dim=1).values.int()
+    return lambda: candidates.candidate_scores(**_index_world(rows), blocks=blocks, block=8)
+
+
+@cache
+def _attention_pools(sequences: int) -> tuple[Tensor, Tensor]:
+    return (
+        FP8_BLOCK32.encode(_normal(sequences * RING, WIDTH, seed=3)),
+        FP4_BLOCK16.encode(_normal(min(sequences, 8) * ENTRIES, WIDTH, seed=4)),
+    )
+
+
+def _attention(rows: int, seed: int) -> Call:
+    sequences, normal = rows // DRAFT_ROWS, partial(_normal, seed=seed)
+    window, entries = _attention_pools(sequences)
+    chosen = normal(rows, CHOSEN).mul_(1e8).int().remainder_(len(entries)).sort(dim=1).values.int()
+    given: dict[str, Any] = {
+        "queries": _draw(rows, HEADS, WIDTH, seed=seed),
+        "bases": torch.arange(sequences, dtype=torch.int32, device=DEVICE).repeat_interleave(DRAFT_ROWS) * RING,
+        "positions": 70_000 + torch.arange(DRAFT_ROWS, dtype=torch.int32, device=DEVICE).repeat(sequences),
+        "lowest": torch.zeros(rows, dtype=torch.int32, device=DEVICE),
+        "sink": normal(HEADS),
+        "cos": normal(rows, PAIRS).cos(),
+        "sin": normal(rows, PAIRS).sin(),
+        "ring": RING,
+        "window_rows": WINDOW,
+        "scale": WIDTH**-0.5,
+    }
+    return lambda: sparse_attention(**given, window=window, entries=entries, chosen=chosen)
+
+
+@cache
+def _expert_weights() -> tuple[Tensor, Tensor]:
+    gate_up, down = _draw(EXPERTS, 2 * COLUMNS, D, seed=5), _draw(EXPERTS, D, COLUMNS, seed=6)
+    return gate_up.mul_(D**-0.5), down.mul_(COLUMNS**-0.5)
+
+
+def _experts(pairs: int, seed: int) -> Call:
+    rows, (gate_up, down) = pairs // CHOICES, _expert_weights()
+    x, ids = _draw(rows, D, seed=seed), _normal(rows, EXPERTS, seed=seed).argsort(dim=1)[:, :CHOICES]
+    weights = _normal(rows, CHOICES, seed=seed).softmax(dim=1)
+    return lambda: routed_experts(x, ids, weights, gate_up, down, limit=10.0, input_format=FP8_BLOCK32)
