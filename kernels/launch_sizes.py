@@ -94,13 +94,13 @@ _forced: dict[str, dict[str, int]] = {}
 
 @cache
 def sizes_by_shape(architecture: int | None) -> Mapping[str, Shapes]:
-    """Every kernel's lines for a chip: its own table's; for what that lacks those of the nearest measured chip, then
-    those of the first one, which has all."""
+    """Every kernel's lines for a chip: of its own table, or of the nearest chip's; for what that lacks those of the
+    nearest measured one; then those of the first one, which has all. None: as for the first."""
     tables = repository_tables()
-    layers = [tables[nearest_measured(number, tables)] for number in (0, architecture)]
-    own = [some.get(architecture or 0) for some in (tables, _given)]
+    measured = {number: table for number, table in tables.items() if table.measured_on is not None}
+    layers = [nearest(0, measured), nearest(architecture, measured), nearest(architecture, tables)]
     sizes: dict[str, Shapes] = {}
-    for table in (*layers, *own):
+    for table in (*layers, _given.get(architecture or 0)):
         sizes |= {} if table is None else table.kernels
     return sizes
 
@@ -140,11 +140,10 @@ def repository_tables() -> Mapping[int, LaunchTable]:
     return {table.architecture: table for table in tables}
 
 
-def nearest_measured(architecture: int | None, tables: Mapping[int, LaunchTable]) -> int:
-    """Of the chips with a measured table: this one, else the newest before it, else the oldest."""
-    measured = sorted(number for number, table in tables.items() if table.measured_on is not None)
-    before = [number for number in measured if architecture is not None and number <= architecture]
-    return before[-1] if before else measured[0]
+def nearest(architecture: int | None, tables: Mapping[int, LaunchTable]) -> LaunchTable:
+    """Of this chip, else of the newest before it, else of the oldest."""
+    before = [number for number in tables if architecture is not None and number <= architecture]
+    return tables[max(before) if before else min(tables)]
 
 
 def architecture_of(device: torch.device) -> int:
@@ -157,12 +156,12 @@ def architecture_of(device: torch.device) -> int:
 def _on_gpu(device: torch.device) -> Mapping[str, Shapes]:
     """Notes a fallback if no sizes were measured on such a chip."""
     architecture = architecture_of(device)
-    nearest = nearest_measured(architecture, repository_tables())
-    if nearest != architecture and architecture not in _given:
+    measured = sorted(number for number, table in repository_tables().items() if table.measured_on is not None)
+    if architecture not in measured and architecture not in _given:
         note_fallback(
             "launch_sizes",
-            f"none were measured on sm_{architecture}; `whalepod kernels tune` does",
-            runs=f"kernels with the sizes of sm_{nearest}",
+            f"this GPU is sm_{architecture}, which `whalepod kernels tune` measures",
+            runs=f"kernels with sizes measured on {', '.join(f'sm_{number}' for number in measured)}",
         )
     return sizes_by_shape(architecture)
 

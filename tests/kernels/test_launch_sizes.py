@@ -22,7 +22,7 @@ from whalepod.kernels.launch_sizes import (
     exact_fingerprint,
     forced,
     launch_sizes,
-    nearest_measured,
+    nearest,
     parse_table,
     read_table,
     repository_tables,
@@ -75,18 +75,33 @@ def test_lines_may_stand_in_any_order() -> None:
 
 
 @pytest.mark.parametrize(
-    ("architecture", "nearest"), [(75, 90), (89, 90), (90, 90), (99, 90), (100, 100), (120, 100), (None, 90)]
+    ("architecture", "wanted"), [(75, 90), (89, 90), (90, 90), (99, 90), (100, 100), (120, 100), (None, 90)]
 )
-def test_a_chip_without_a_table_takes_that_of_the_nearest_measured_one(architecture: int | None, nearest: int) -> None:
-    tables = {number: parsed(architecture=number) for number in (90, 100)}
-    tables[110] = parsed(architecture=110, measured_on=None)
-    assert nearest_measured(architecture, tables) == nearest
+def test_a_chip_without_a_table_takes_that_of_the_nearest_one(architecture: int | None, wanted: int) -> None:
+    assert nearest(architecture, {number: parsed(architecture=number) for number in (90, 100)}).architecture == wanted
 
 
 def test_a_table_that_was_not_measured_goes_before_the_nearest_one_for_what_it_names() -> None:
     attention, norm = "sparse_attention", "rms_norm"
     assert sizes_by_shape(100)[attention] == repository_tables()[100].kernels[attention]
-    assert sizes_by_shape(100)[norm] == sizes_by_shape(90)[norm] == sizes_by_shape(75)[norm]
+    assert sizes_by_shape(103)[attention] == sizes_by_shape(100)[attention], "what a chip has room for, its family has"
+    assert (
+        sizes_by_shape(103)[norm] == sizes_by_shape(100)[norm] == sizes_by_shape(90)[norm] == sizes_by_shape(75)[norm]
+    )
+
+
+@pytest.mark.parametrize(("capability", "noted"), [((8, 9), 1), ((9, 0), 0), ((10, 0), 1), ((10, 3), 1)])
+def test_a_chip_that_nobody_has_measured_is_noted_once(capability: tuple[int, int], noted: int) -> None:
+    launch_sizes_module._on_gpu.cache_clear()
+    with (
+        patch.object(torch.cuda, "get_device_capability", lambda _: capability),
+        patch.object(launch_sizes_module, "note_fallback") as note,
+    ):
+        for _ in range(3):
+            launch_sizes_module._on_gpu(torch.device("cuda"))
+    launch_sizes_module._on_gpu.cache_clear()
+    assert note.call_count == noted
+    assert all("whalepod kernels tune" in call.args[1] for call in note.call_args_list)
 
 
 def test_a_table_that_is_given_goes_before_the_repositorys_and_leaves_its_other_kernels(given: Path) -> None:
