@@ -21,7 +21,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import lru_cache
 from itertools import pairwise, product, repeat
 from math import isqrt
 from pathlib import Path
@@ -40,7 +40,7 @@ from .tuning_cases import Call, Case, cases
 
 GAIN_MIN = 0.03
 """Less than this is within what one and the same kernel differs by from one measurement to the next."""
-FINALISTS, FINAL_ROUNDS = 3, 5
+FINALISTS, FINAL_ROUNDS = 3, 3
 QUICK_REPEATS, FINAL_REPEATS = 5, 15
 CALLS_MIN = 4
 ERROR_MAX = 4e-3
@@ -164,12 +164,16 @@ def tune_case(
     works: Callable[[Sequence[Sizes]], Sequence[bool]],
     time_us: Callable[[Sequence[Call], int], float] = lambda calls, repeats: calls_us(calls, repeats=repeats),
 ) -> tuple[Lines, list[Tuned]]:
-    """`lines` with what wins at `points`, ascending. `works`: which sizes the kernel can be launched with."""
+    """`lines` with what wins at `points`, for as many rows as are nearer to them than to others of the case. `works`:
+    which sizes the kernel can be launched with."""
     tunable, tuned = TUNABLES[case.kernel], list[Tuned]()
     near = {rows: candidates(tunable, lines.pick(rows, exact=False)) for rows in points}
     distinct = list({tuple(sizes.items()): sizes for some in near.values() for sizes in some}.values())
     run = [sizes for sizes, able in zip(distinct, works(distinct), strict=True) if able]
-    for rows, (low, high) in zip(points, ranges(points), strict=True):
+    known = sorted({*case.rows, *points})
+    spans = dict(zip(known, ranges(known), strict=True))
+    for rows in points:
+        low, high = spans[rows]
         present, *others = near[rows]
         with whole_batches():
             calls = _calls(case, rows)
@@ -208,7 +212,7 @@ def launches(major: int, index: int, points: tuple[int, ...], sizes: Sizes) -> b
     return True
 
 
-@cache
+@lru_cache(maxsize=8)
 def _call(major: int, index: int, rows: int) -> Call:
     return cases(major)[index].make(rows, 0)
 

@@ -87,12 +87,16 @@ def _all_cases() -> list[Case]:
     ]
 
 
-def _normal(*shape: int, seed: int) -> Tensor:
-    return torch.randn(*shape, device=DEVICE, generator=torch.Generator(DEVICE).manual_seed(seed))
+def _normal(*shape: int, seed: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    return torch.randn(*shape, device=DEVICE, dtype=dtype, generator=torch.Generator(DEVICE).manual_seed(seed))
 
 
-def _draw(*shape: int, seed: int) -> Tensor:
-    return _normal(*shape, seed=seed).bfloat16()
+_draw = partial(_normal, dtype=torch.bfloat16)
+
+
+def _bytes(*shape: int, low: int = 0, high: int = 256) -> Tensor:
+    generator = torch.Generator(DEVICE).manual_seed(0)
+    return torch.randint(low, high, shape, device=DEVICE, dtype=torch.uint8, generator=generator)
 
 
 def _norm(norm: Callable[..., Any], rows: int, seed: int) -> Call:
@@ -160,11 +164,15 @@ def _index_world(rows: int) -> dict[str, Any]:
     """Index queries, and keys of the sequences whose rows share them; larger than every cache."""
     sequences = rows // DRAFT_ROWS
     each = torch.arange(sequences, dtype=torch.int32, device=DEVICE)
-    keys = _normal(sequences * ENTRIES, INDEX_WIDTH, seed=1).split(1 << 20)
+    # Codes, and scales of such numbers as keys are.
+    keys = (
+        _bytes(sequences * ENTRIES, INDEX_WIDTH // 2),
+        _bytes(sequences * ENTRIES, INDEX_WIDTH // 32, low=122, high=128),
+    )
     return {
         "queries": MXFP4_BLOCK32.round_trip(_draw(rows, INDEX_HEADS, INDEX_WIDTH, seed=0)),
         "weights": _normal(rows, INDEX_HEADS, seed=2) * (INDEX_WIDTH * INDEX_HEADS) ** -0.5,
-        "keys": torch.cat([MXFP4_BLOCK32.encode(some) for some in keys]),
+        "keys": torch.cat(keys, dim=1),
         "tables": torch.arange(sequences * ENTRIES // BLOCK, dtype=torch.int32, device=DEVICE).view(sequences, -1),
         "segments": each.repeat_interleave(DRAFT_ROWS),
         "visible": torch.full((rows,), ENTRIES, dtype=torch.int32, device=DEVICE),

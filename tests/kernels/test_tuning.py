@@ -50,7 +50,7 @@ def times(*, quick: dict[int, float], final: dict[int, list[float]]) -> Callable
 def test_the_quickest_wins_by_the_median_of_turns_with_todays() -> None:
     final = {
         4: [10.0] * FINAL_ROUNDS,
-        1: [9.0, 9.0, 99.0, 9.0, 99.0],
+        1: [9.0, 99.0, 9.0],
         2: [9.5] * FINAL_ROUNDS,
         8: [11.0] * FINAL_ROUNDS,
     }
@@ -151,11 +151,11 @@ LINES = Lines((0,), (SWIGLU,))
 
 def case_of(name: str, *, row_bytes: int = 1 << 28) -> Case:
     (case,) = [case for case in cases(9) if case.kernel == name]
-    return Case(name, case.rows, case.make, row_bytes)
+    return Case(name, (4, 16, 64), case.make, row_bytes)
 
 
 def test_a_case_is_launched_with_each_size_in_turn_and_the_winner_is_written() -> None:
-    """Programs of two rows are quickest at four rows, and of 128 columns at 16."""
+    """Programs of two rows are quickest at four rows, and of 128 columns at 16. Nobody asks at 64."""
     tried: list[Sizes] = []
 
     def works(sizes: Sequence[Sizes]) -> list[bool]:
@@ -170,7 +170,7 @@ def test_a_case_is_launched_with_each_size_in_turn_and_the_winner_is_written() -
 
     lines, tuned = tune_case(case_of("swiglu"), (4, 16), LINES, works=works, time_us=time_us)
     assert [lines.pick(rows, exact=False)["ROWS"] for rows in (0, 8, 9, 99)] == [2, 2, 8, 8]
-    assert [lines.pick(rows, exact=False)["COLUMNS"] for rows in (8, 9)] == [256, 128]
+    assert [lines.pick(rows, exact=False)["COLUMNS"] for rows in (8, 9, 32, 33)] == [256, 128, 128, 256]
     assert [(one.rows, one.changed, one.choice.present_us) for one in tuned] == [(4, True, 2.0), (16, True, 2.0)]
     assert SWIGLU in tried
     assert all(one.dropped == sum(sizes["num_warps"] == 4 for sizes in tried) for one in tuned)
