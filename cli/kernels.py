@@ -21,8 +21,8 @@ def root() -> None:
 
 @app.command()
 def tune(
-    kernel: Annotated[list[str] | None, typer.Option(help="Only this one; may be repeated.")] = None,
-    rows: Annotated[list[int] | None, typer.Option(min=1, help="At so many rows; may be repeated.")] = None,
+    kernel: Annotated[list[str] | None, typer.Option(metavar="NAME", help="Only this one; may be repeated.")] = None,
+    rows: Annotated[list[int] | None, typer.Option(min=1, metavar="N", help="At so many; may be repeated.")] = None,
     out: Annotated[
         Path | None, typer.Option(help="The table to write; default: sm_90.json or the like, here.", dir_okay=False)
     ] = None,
