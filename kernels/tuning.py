@@ -33,6 +33,7 @@ from torch import Tensor
 from whalepod.core.errors import ConfigError
 
 from .graph_timing import calls_needed, calls_us, relative_error
+from .kernel_names import name_by_source
 from .launch_sizes import ANY, LaunchTable, Lines, Sizes, forced, repository_tables, sizes_by_shape, write_table
 from .numerics import whole_batches
 from .tunable_kernels import TUNABLES, Tunable
@@ -130,6 +131,7 @@ def tune(kernels: Sequence[str], rows: Sequence[int], out: Path | None) -> dict[
     chosen = [index for index, case in enumerate(listed) if not kernels or case.kernel in kernels]
     if not chosen:
         raise ConfigError(f"sm_{architecture} launches no kernel of {', '.join(kernels)}")
+    name_by_source()  # so that what other processes compile is found here
     out = out or Path(f"sm_{architecture}.json")
     own = repository_tables().get(architecture)
     table = LaunchTable(architecture, _here(), {} if own is None else own.kernels)
@@ -200,6 +202,7 @@ def tune_case(
 
 def launches(major: int, index: int, points: tuple[int, ...], sizes: Sizes) -> bool:
     """In a process of its own: whether the kernel compiles for these sizes and can be launched."""
+    name_by_source()
     case = cases(major)[index]
     try:
         with whole_batches(), forced(case.kernel, **sizes):
