@@ -139,7 +139,7 @@ def tune(kernels: Sequence[str], rows: Sequence[int], out: Path | None) -> dict[
     with ProcessPoolExecutor(len(os.sched_getaffinity(0)), multiprocessing.get_context("spawn")) as pool:
         for index in chosen:
             case = listed[index]
-            points = tuple(sorted(set(rows))) or case.rows
+            points = tuple(sorted({-(-number // case.rows_each) * case.rows_each for number in rows})) or case.rows
 
             def works(sizes: Sequence[Sizes], index: int = index, points: tuple[int, ...] = points) -> list[bool]:
                 return list(pool.map(launches, repeat(major), repeat(index), repeat(points), sizes))
@@ -167,7 +167,7 @@ def tune_case(
     time_us: Callable[[Sequence[Call], int], float] = lambda calls, repeats: calls_us(calls, repeats=repeats),
 ) -> tuple[Lines, list[Tuned]]:
     """`lines` with what wins at `points`, for as many rows as are nearer to them than to others of the case. `works`:
-    which sizes the kernel can be launched with."""
+    which sizes the kernel can be launched with. Where those of today cannot, the first that can take their place."""
     tunable, tuned = TUNABLES[case.kernel], list[Tuned]()
     near = {rows: candidates(tunable, lines.pick(rows, exact=False)) for rows in points}
     distinct = list({tuple(sizes.items()): sizes for some in near.values() for sizes in some}.values())
@@ -176,24 +176,21 @@ def tune_case(
     spans = dict(zip(known, ranges(known), strict=True))
     for rows in points:
         low, high = spans[rows]
-        present, *others = near[rows]
+        present, *others = [sizes for sizes in near[rows] if sizes in run] or [near[rows][0]]
         with whole_batches():
             calls = _calls(case, rows)
             wanted = _outputs(calls[0], case.kernel, present)
-            same = [
-                sizes
-                for sizes in others
-                if sizes in run and agrees(tunable, _outputs(calls[0], case.kernel, sizes), wanted)
-            ]
+            same = [sizes for sizes in others if agrees(tunable, _outputs(calls[0], case.kernel, sizes), wanted)]
 
             def measure(sizes: Sizes, repeats: int, calls: Sequence[Call] = calls) -> float:
                 with forced(case.kernel, **sizes):
                     return time_us(calls, repeats)
 
             choice = choose(present, same, measure)
-        if choice.sizes != present:
+        today, tried = near[rows][0], len(near[rows]) - 1
+        if choice.sizes != today:
             lines = with_sizes(lines, low, high, choice.sizes)
-        tuned.append(Tuned(case, rows, present, choice, tried=len(others), dropped=len(others) - len(same)))
+        tuned.append(Tuned(case, rows, today, choice, tried=tried, dropped=tried - len(same)))
         _say(str(tuned[-1]))
         del calls, measure
         torch.cuda.empty_cache()

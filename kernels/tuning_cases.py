@@ -45,6 +45,8 @@ class Case:
     """(rows, seed) -> a call on tensors of its own, if those are not larger than every cache."""
     row_bytes: int
     """What a row moves at least."""
+    rows_each: int = 1
+    """A multiple of these."""
     shared_bytes: int = 0
     """What all rows move together."""
     shape: str = ANY
@@ -59,6 +61,8 @@ def cases(major: int) -> list[Case]:
 
 def _all_cases() -> list[Case]:
     few, many = (48, 384, 1536, 4096), (48, 384)
+    drafts: dict[str, Any] = {"rows_each": DRAFT_ROWS}
+    choices: dict[str, Any] = {"rows_each": CHOICES, "shared_bytes": EXPERT_BYTES}
     return [
         Case("swiglu", few, _swiglu, 6 * COLUMNS),
         Case("round_trip", few, _round_trip, 4 * D),
@@ -71,19 +75,17 @@ def _all_cases() -> list[Case]:
         Case("group_maxima", many, _top_entries, 4 * ENTRIES),
         Case("top_entries", many, _top_entries, 4 * ENTRIES),
         Case("block_maxima", many, _block_maxima, 4 * ENTRIES),
-        Case("candidate_scores", many, _candidate_scores, 2048 * 8 * 72),
-        Case("index_scores_hopper", many, _index_scores, ENTRIES * (4 + 68 // DRAFT_ROWS), hopper=True),
-        Case("index_scores", many, _index_scores, ENTRIES * (4 + 68 // DRAFT_ROWS), hopper=False),
-        Case("sparse_attention_hopper", (12, 48, 96, 192), _attention, CHOSEN * 288, hopper=True),
-        Case("sparse_attention", (12, 48, 96, 192, 1536), _attention, CHOSEN * 288, hopper=False),
+        Case("candidate_scores", many, _candidate_scores, 2048 * 8 * 72, **drafts),
+        Case("index_scores_hopper", many, _index_scores, ENTRIES * (4 + 68 // DRAFT_ROWS), **drafts, hopper=True),
+        Case("index_scores", many, _index_scores, ENTRIES * (4 + 68 // DRAFT_ROWS), **drafts, hopper=False),
+        Case("sparse_attention_hopper", (12, 48, 96, 192), _attention, CHOSEN * 288, **drafts, hopper=True),
+        Case("sparse_attention", (12, 48, 96, 192, 1536), _attention, CHOSEN * 288, **drafts, hopper=False),
         Case("mhc_predict", few, _predict, 2 * S * D),
-        Case("experts_gate_up", (48 * CHOICES,), _experts, 2 * D, EXPERT_BYTES, shape="16"),
-        Case("experts_down", (48 * CHOICES,), _experts, 2 * D, EXPERT_BYTES, shape="16"),
-        Case("experts_gate_up", (384 * CHOICES, 1536 * CHOICES), _experts, 2 * D, EXPERT_BYTES, shape="64"),
-        Case("experts_down", (384 * CHOICES, 1536 * CHOICES), _experts, 2 * D, EXPERT_BYTES, shape="64"),
-        Case(
-            "expert_tiles", (6, 12, 24, 48, 192), lambda each, seed: _experts(each * EXPERTS, seed), 2 * D, EXPERT_BYTES
-        ),
+        Case("experts_gate_up", (48 * CHOICES,), _experts, 2 * D, **choices, shape="16"),
+        Case("experts_down", (48 * CHOICES,), _experts, 2 * D, **choices, shape="16"),
+        Case("experts_gate_up", (384 * CHOICES, 1536 * CHOICES), _experts, 2 * D, **choices, shape="64"),
+        Case("experts_down", (384 * CHOICES, 1536 * CHOICES), _experts, 2 * D, **choices, shape="64"),
+        Case("expert_tiles", (6, 12, 24, 48, 192), _expert_tiles, 2 * D, shared_bytes=EXPERT_BYTES),
     ]
 
 
@@ -229,3 +231,8 @@ def _experts(pairs: int, seed: int) -> Call:
     x, ids = _draw(rows, D, seed=seed), _normal(rows, EXPERTS, seed=seed).argsort(dim=1)[:, :CHOICES]
     weights = _normal(rows, CHOICES, seed=seed).softmax(dim=1)
     return lambda: routed_experts(x, ids, weights, gate_up, down, limit=10.0, input_format=FP8_BLOCK32)
+
+
+def _expert_tiles(each: int, seed: int) -> Call:
+    """Of `each` pairs an expert."""
+    return _experts(each * EXPERTS, seed)

@@ -177,6 +177,19 @@ def test_a_case_is_launched_with_each_size_in_turn_and_the_winner_is_written() -
     assert launch_sizes("swiglu", torch.empty(0), rows=4) == SWIGLU, "nothing stays forced"
 
 
+def test_where_todays_sizes_cannot_be_launched_the_first_that_can_take_their_place() -> None:
+    lines, (tuned,) = tune_case(
+        case_of("swiglu"),
+        (4,),
+        LINES,
+        works=lambda sizes: [one["COLUMNS"] == 128 for one in sizes],
+        time_us=lambda calls, repeats: 1.0,
+    )
+    wanted = {**SWIGLU, "COLUMNS": 128}
+    assert tuned.changed
+    assert (lines.pick(4, exact=False), lines.pick(9, exact=False)) == (wanted, SWIGLU)
+
+
 def test_sizes_with_other_results_are_dropped_untimed() -> None:
     """Here a program of 128 columns adds something up in another order."""
 
