@@ -175,8 +175,7 @@ class Engine:
         sequence.awaiting = False
         usable = handoff.stored and handoff.kind is not None
         sequence.handoff = handoff if usable else replace(handoff, boundary_tokens=0, kind=None)
-        # Blocks that its own prefill has stored are no hit, even if the rest of the hand-off failed.
-        if usable or handoff.finish_reason is not None or handoff.blocks_stored:
+        if usable or handoff.finish_reason is not None:
             sequence.cached_tokens, sequence.replayed_tokens = handoff.cached_tokens, handoff.replayed_tokens
         branching.wait_for_blocks(sequence, self._sequences)
         if handoff.first_token is not None:
@@ -322,9 +321,10 @@ class Engine:
         """Its state is on the device; what is missing is computed from here on."""
         branching.restored(sequence)
         self._publisher.unpark(sequence)
-        self._publisher.handoff_read(sequence)
         if sequence.cached_tokens is None:
-            sequence.cached_tokens, sequence.replayed_tokens = plan.boundary, plan.replayed_tokens
+            hit = plan.boundary if sequence.handoff is None else sequence.handoff.hit_of(plan.boundary)
+            sequence.cached_tokens, sequence.replayed_tokens = hit, plan.replayed_tokens
+        self._publisher.handoff_read(sequence)
         self._want_spans(sequence)
         decoding = sequence.computed >= sequence.prompt_tokens and sequence.rows_pending == 1
         sequence.advance(Phase.DECODING if decoding else Phase.PREFILLING)

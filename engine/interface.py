@@ -120,8 +120,15 @@ class Handoff:
     exact: bool = True
     stored: bool = True
     """False: the store did not take the snapshot or a block; the decode rank must compute the prompt."""
+    prefilled: bool = True
+    """False: no prefill rank has computed the prompt, and nothing that is found of it was stored for this request."""
     direct_address: str = ""
     """`host:port` where the prefill rank serves what it has published to other ranks; empty: it does not."""
+
+    def hit_of(self, restored_tokens: int) -> int:
+        """How many of the tokens that a decode rank has restored without the snapshot others had stored. What the
+        prefill rank has put there is no hit, whether or not the store has said that it took it."""
+        return min(restored_tokens, self.cached_tokens) if self.prefilled else restored_tokens
 
 
 class TokensEvent(NamedTuple):

@@ -37,7 +37,7 @@ log = logging.getLogger(__name__)
 MESSAGES_WAITING_MAX = 4096
 """Steps a router may lag behind. More, and it cannot be reading: its stream is broken off."""
 
-NOTHING_HANDED_OFF = Handoff(boundary_tokens=0, kind=None, stored=False)
+NOTHING_HANDED_OFF = Handoff(boundary_tokens=0, kind=None, stored=False, prefilled=False)
 
 Key = tuple[RequestId, int]
 
@@ -46,7 +46,7 @@ class RouterStream:
     """What waits to be sent to one router, and the requests it owns."""
 
     def __init__(self) -> None:
-        self.live: set[Key] = set()
+        self.live: dict[Key, None] = {}
         self.reading = True
         self.broken = False
         self._messages: asyncio.Queue[bytes | ServingError | None] = asyncio.Queue()
@@ -172,7 +172,7 @@ class DecodeServicer(decode_pb2_grpc.DecodeServiceServicer):
         """Only what the gate has admitted gets here, and once: whoever merely names a live request does not own it."""
         assert key not in self._owners
         self._owners[key] = stream
-        stream.live.add(key)
+        stream.live[key] = None
         decode = start_span("decode", request.traceparent, attributes={"prompt_tokens": len(request.prompt_ids)})
         self._spans[key] = decode
         try:
@@ -211,7 +211,7 @@ class DecodeServicer(decode_pb2_grpc.DecodeServiceServicer):
     def _disown(self, key: Key) -> None:
         stream = self._owners.pop(key, None)
         if stream is not None:
-            stream.live.discard(key)
+            stream.live.pop(key, None)
             self._spans.pop(key).end()
 
 

@@ -22,12 +22,12 @@ async def drained(stream: RouterStream) -> list[object]:
 
 async def test_messages_arrive_in_order_and_the_end_comes_when_nothing_is_left_to_say() -> None:
     stream = RouterStream()
-    stream.live.add(KEY)
+    stream.live[KEY] = None
     stream.send(b"1")
     stream.reading = False
     stream.end_if_idle()
     stream.send(b"2")
-    stream.live.discard(KEY)
+    del stream.live[KEY]
     stream.end_if_idle()
     assert await drained(stream) == [b"1", b"2", None]
 
