@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import grpc
 
-from .peer_tls import PeerTls, open_channel
+from .peer_tls import Dialler, open_channel
 
 CALLS_LEFT_S = 600.0
 """What is being called over a channel that is replaced may take so long to end."""
@@ -25,7 +25,7 @@ class Channels:
     """By key: mostly the address, or whatever makes one process at an address another one. When there are new
     certificates, the next call goes over a new channel, and those under way end over the old one."""
 
-    def __init__(self, tls: PeerTls | None = None) -> None:
+    def __init__(self, tls: Dialler | None = None) -> None:
         """`tls` None: plain text."""
         self._tls = tls
         self._opened: dict[Hashable, _Opened] = {}

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import ssl
 from pathlib import Path
+from typing import Protocol
 
 import grpc
 
@@ -21,6 +22,17 @@ from .grpc_options import channel_options
 from .tls import ServerTls, shake_hands
 
 SETTINGS = ("tls.peer_cert_file", "tls.peer_key_file", "tls.peer_ca_file")
+
+
+class Dialler(Protocol):
+    """Opens channels to other processes: with TLS, or over the network of a simulation."""
+
+    @property
+    def version(self) -> object:
+        """Another one: a channel that was opened before is to be replaced."""
+        ...
+
+    def channel(self, address: str) -> grpc.aio.Channel: ...
 
 
 class PeerTls:
@@ -86,8 +98,8 @@ class PeerTls:
             ) from None
 
 
-def open_channel(address: str, tls: PeerTls | None) -> grpc.aio.Channel:
-    """To another process of the cluster, `host:port`."""
+def open_channel(address: str, tls: Dialler | None) -> grpc.aio.Channel:
+    """To another process of the cluster, `host:port`. `tls` None: plain text."""
     if tls is None:
         return grpc.aio.insecure_channel(address, options=channel_options())
     return tls.channel(address)

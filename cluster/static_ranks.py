@@ -25,7 +25,7 @@ from whalepod.rpc.common.v1 import common_pb2
 from whalepod.rpc.rank.v1 import rank_pb2, rank_pb2_grpc
 
 from .channels import Channels
-from .peer_tls import PeerTls
+from .peer_tls import Dialler
 from .registration import RankInfo, open_registration, sign_registration
 
 log = logging.getLogger(__name__)
@@ -65,7 +65,7 @@ class StaticRanks:
         *,
         secret: ClusterSecret,
         on_change: Callable[[Mapping[RankId, RankInfo]], None],
-        tls: PeerTls | None = None,
+        tls: Dialler | None = None,
         clock: Clock = SYSTEM_CLOCK,
         poll_s: float = POLL_S,
     ) -> None:

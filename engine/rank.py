@@ -38,8 +38,10 @@ from .interface import (
 from .memory_plan import MemoryPlan
 from .options import RankOptions
 from .rank_model import RankModel
+from .runner import StepRunner
 from .span_rows import SpanSource
 from .state_store import StateStore
+from .transfers import Transfers
 from .warm_up import warm_up
 
 log = logging.getLogger(__name__)
@@ -70,14 +72,18 @@ class EngineRank:
         on_failure: Callable[[BaseException], None] | None = None,
         on_work: Callable[[StepWork], None] | None = None,
         spans: SpanSource | None = None,
+        instrument: Callable[[StepRunner], StepRunner] | None = None,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
         """Allocates the caches. The store stays the caller's: close it after `stop`. `on_work` is called like
-        `on_step`, after each step that computed rows. `spans` None: no request may have images.
+        `on_step`, after each step that computed rows. `spans` None: no request may have images. `instrument`: as of
+        `Engine`.
 
         Raises ConfigError if the memory plan does not fit.
         """
-        self._engine = Engine(model, options, store=store, deliver=self._deliver, spans=spans, clock=clock)
+        self._engine = Engine(
+            model, options, store=store, deliver=self._deliver, spans=spans, instrument=instrument, clock=clock
+        )
         self._model = model
         self._options = options
         self._clock = clock
@@ -128,11 +134,28 @@ class EngineRank:
             )
             warming.finish()
 
-    def start(self) -> None:
-        """Start the loop and the workers. Once."""
+    def start(self, *, threads: bool = True) -> None:
+        """Start the loop and the workers. Once. Without `threads` the caller is both: it calls `receive`, then `step`,
+        when the rank `has_work`, and does the work of `transfers`, all on one thread."""
         self._running = True
+        if not threads:
+            self._threads = []
         for thread in self._threads:
             thread.start()
+
+    @property
+    def transfers(self) -> Transfers | None:
+        """What is to be done for the store; None: there is none."""
+        return self._engine.transfers
+
+    @property
+    def has_work(self) -> bool:
+        """A message or an answer has come, or a step would do something now."""
+        return bool(self._inbox or self._answers) or self._patience_s() <= 0
+
+    def check(self) -> None:
+        """Assert that blocks and slots are conserved. On the loop's thread."""
+        self._engine.check()
 
     def give_back(self) -> None:
         """End every request with DrainingError: others take them over from what they have left in the store. None is
@@ -147,6 +170,8 @@ class EngineRank:
         self.give_back()
         for thread in self._threads if self._running else ():
             thread.join(timeout_s)
+        if not self._threads:
+            self._engine.close()
 
     def submit(self, request: EngineRequest) -> None:
         """Accept a request; its events follow on `on_step`. Returns at once.
@@ -202,6 +227,11 @@ class EngineRank:
         return 0 if transfers is None else transfers.queued_bytes
 
     @property
+    def preempted(self) -> int:
+        """How often a request had to give up what it held."""
+        return self._engine.preempted
+
+    @property
     def limits(self) -> RankLimits:
         return self._limits
 
@@ -235,8 +265,8 @@ class EngineRank:
 
     def _loop(self) -> None:
         try:
-            while self._take_messages():
-                self._do_step()
+            while self.receive(wait=True):
+                self.step()
         except BaseException as error:
             log.critical("the engine's loop failed", exc_info=error)
             self._end_all(WorkerLostError("this rank has failed"))
@@ -245,10 +275,13 @@ class EngineRank:
         finally:
             self._engine.close()
 
-    def _take_messages(self) -> bool:
-        """Wait for something to do and hand it to the engine. False: stop."""
+    def receive(self, *, wait: bool = False) -> bool:
+        """Hand what has come to the engine; with `wait`, once there is something to do. False: stop."""
         with self._changed:
-            self._changed.wait_for(lambda: self._inbox or self._answers or self._stopping, timeout=self._patience_s())
+            if wait:
+                self._changed.wait_for(
+                    lambda: self._inbox or self._answers or self._stopping, timeout=self._patience_s()
+                )
             if self._stopping:
                 return False
             while self._inbox:
@@ -265,7 +298,8 @@ class EngineRank:
         deadline_s = self._engine.next_deadline_s()
         return IDLE_S_MAX if deadline_s is None else min(deadline_s, IDLE_S_MAX)
 
-    def _do_step(self) -> None:
+    def step(self) -> None:
+        """One step of the engine; what it produced is told."""
         events = self._engine.step()
         for work in self._engine.take_works():
             if self._on_work is not None:

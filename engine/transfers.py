@@ -274,8 +274,8 @@ class Transfers:
     def work_on_load(self, *, wait: bool) -> bool:
         with self._changed:
             if wait:
-                self._changed.wait_for(lambda: self._loads or self._may_prefetch() or self._closed)
-            if self._closed or not (self._loads or self._may_prefetch()):
+                self._changed.wait_for(lambda: self.has_loads or self._closed)
+            if self._closed or not self.has_loads:
                 return False
             job = self._loads.popleft() if self._loads else None
             prefetch = self._prefetches.popleft() if job is None else None
@@ -286,8 +286,10 @@ class Transfers:
             self._run_load(job)
         return True
 
-    def _may_prefetch(self) -> bool:
-        return bool(self._prefetches) and not self._prefetching
+    @property
+    def has_loads(self) -> bool:
+        """`work_on_load` would find something to do."""
+        return bool(self._loads) or (bool(self._prefetches) and not self._prefetching)
 
     def _run_prefetch(self, job: PrefetchJob) -> None:
         try:
@@ -316,9 +318,9 @@ class Transfers:
 
     def work_on_write(self, *, wait: bool) -> bool:
         with self._changed:
-            while wait and not (self._has_writes() or self._closed):
+            while wait and not (self.has_writes or self._closed):
                 self._changed.wait(self._left.remaining_s())
-            if not self._has_writes() or self._closed:
+            if not self.has_writes or self._closed:
                 return False
             unlinks, self._unlinks = [*self._unlinks, *self._left.take_due()], deque()
             queues = (self._handoff_writes, self._shared_writes, self._other_writes)
@@ -345,7 +347,9 @@ class Transfers:
             self._account(batch[0].owner, batch, stored)
         return True
 
-    def _has_writes(self) -> bool:
+    @property
+    def has_writes(self) -> bool:
+        """`work_on_write` would find something to do."""
         queues = (self._handoff_writes, self._shared_writes, self._other_writes)
         return bool(self._unlinks or self._touches) or self._left.due or any(queue.writes for queue in queues)
 

@@ -18,7 +18,7 @@ from typing import Any, cast
 import grpc
 
 from whalepod.cluster.error_codes import error_from_rpc
-from whalepod.cluster.peer_tls import PeerTls, open_channel
+from whalepod.cluster.peer_tls import Dialler, open_channel
 from whalepod.cluster.registration import RankInfo
 from whalepod.cluster.step_message import DecodeEvent, StepMessageError, decode_step
 from whalepod.core.clock import SYSTEM_CLOCK, Clock
@@ -106,7 +106,7 @@ class DecodeStream:
         *,
         on_load: Callable[[RankInfo, RankLoad], None],
         on_end: Callable[[DecodeStream, ServingError], None],
-        tls: PeerTls | None = None,
+        tls: Dialler | None = None,
     ) -> None:
         self.rank = rank
         self._tls = tls
@@ -260,7 +260,7 @@ class DecodeStreams:
         *,
         on_load: Callable[[RankInfo, RankLoad], None],
         on_lost: Callable[[RankInfo], None],
-        tls: PeerTls | None = None,
+        tls: Dialler | None = None,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
         self._on_load = on_load

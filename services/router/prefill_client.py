@@ -9,7 +9,7 @@ import grpc
 
 from whalepod.cluster.channels import Channels
 from whalepod.cluster.error_codes import error_from_rpc
-from whalepod.cluster.peer_tls import PeerTls
+from whalepod.cluster.peer_tls import Dialler
 from whalepod.cluster.registration import RankInfo
 from whalepod.cluster.wire import load_from_proto
 from whalepod.core.clock import Deadline
@@ -36,7 +36,7 @@ class PrefillClient:
         on_load: Callable[[RankInfo, RankLoad], None],
         on_lost: Callable[[RankInfo], None],
         on_draining: Callable[[RankInfo], None],
-        tls: PeerTls | None = None,
+        tls: Dialler | None = None,
     ) -> None:
         self._on_load = on_load
         self._on_lost = on_lost

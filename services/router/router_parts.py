@@ -11,7 +11,7 @@ from collections.abc import Callable
 from random import Random
 
 from whalepod.cluster.config import ClusterConfig
-from whalepod.cluster.peer_tls import PeerTls
+from whalepod.cluster.peer_tls import Dialler
 from whalepod.cluster.store_connection import store_settings
 from whalepod.core.block_keys import chain_root
 from whalepod.core.clock import SYSTEM_CLOCK, Clock
@@ -52,7 +52,7 @@ class RouterParts:
         *,
         connect_store: Callable[[bytes], KvClient] | None,
         purge_epoch: Callable[[str], int] = lambda _: 0,
-        tls: PeerTls | None = None,
+        tls: Dialler | None = None,
         meter: CostMeter | None = None,
         memory: JointMemory | None = None,
         clock: Clock = SYSTEM_CLOCK,

@@ -13,7 +13,7 @@ import grpc
 
 from whalepod.cluster.channels import Channels
 from whalepod.cluster.error_codes import error_from_rpc
-from whalepod.cluster.peer_tls import PeerTls
+from whalepod.cluster.peer_tls import Dialler
 from whalepod.cluster.registration import RankInfo
 from whalepod.cluster.vision_orders import VisionCaller, by_affinity
 from whalepod.core.clock import Clock, Deadline
@@ -40,7 +40,7 @@ class VisionAhead:
         *,
         secret: ClusterSecret,
         on_lost: Callable[[RankInfo], None],
-        tls: PeerTls | None = None,
+        tls: Dialler | None = None,
         clock: Clock,
     ) -> None:
         self._secret = secret

@@ -22,7 +22,7 @@ def _settled(world: StartedRank) -> None:
     """Everything that was posted has been handled, everything that was queued for the store is done."""
     world.end(world.submit(20))
     transfers = world.rank._engine.transfers
-    while transfers is not None and transfers._has_writes():
+    while transfers is not None and transfers.has_writes:
         time.sleep(0.001)
 
 
@@ -103,7 +103,7 @@ def test_a6_prefills_cancelled_at_random_moments_are_silent_and_leave_nothing(ro
 def _drain_writes(world: StartedRank) -> None:
     transfers = world.rank._engine.transfers
     assert transfers is not None
-    while transfers._has_writes():
+    while transfers.has_writes:
         time.sleep(0.001)
 
 

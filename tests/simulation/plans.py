@@ -1,0 +1,203 @@
+"""What a seed stands for: a cluster, what is asked of it, and what goes wrong meanwhile. Plain data, drawn once."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from random import Random
+
+from tests.simulation.network import Weather
+from whalepod.engine.interface import Fidelity
+from whalepod.engine.options import RankOptions
+from whalepod.engine.sampling_params import SamplingParams
+from whalepod.kvstore.faulty_transport import Fault
+
+BURSTS_S = (0.2, 1.0, 3.0)
+"""When requests arrive, many at a time."""
+BURST_S = 0.3
+LOAD_S = 4.0
+"""Things break for so long."""
+HEALED_S = 10.0
+"""By then everything is whole again."""
+ASKS = 20
+TENANTS = ("whale", "dolphin")
+
+
+class Trouble(Enum):
+    KILL = "kill"
+    """A rank's process is killed."""
+    POWER = "power"
+    """The host of a rank is gone."""
+    DRAIN = "drain"
+    """A rank is asked to stop, as in a rolling update."""
+    PAUSE = "pause"
+    """A rank's process stands still."""
+    SILENCE = "silence"
+    """Between a router and a rank nothing passes."""
+    RESET = "reset"
+    """The connections between a router and a rank break."""
+    STORE = "store"
+    """The store does not answer."""
+    ROUTER = "router"
+    """A router's process is killed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """Something breaks, and is whole again after a while. `rank` and `router` by place in the plan."""
+
+    at_s: float
+    trouble: Trouble
+    rank: int
+    router: int
+    lasts_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """One request of a client."""
+
+    name: str
+    at_s: float
+    router: int
+    tenant: str
+    cache_salt: str
+    prompt: tuple[int, ...]
+    sampling: SamplingParams
+    fidelity: Fidelity
+    streams: bool
+    timeout_s: float
+    hangs_up_after_s: float | None = None
+    reads_every_s: float = 0.0
+    """A client that takes so long over each message."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    seed: int
+    routers: int
+    prefill: Sequence[RankOptions]
+    decode: Sequence[RankOptions]
+    weather: Weather
+    store_rates: Mapping[Fault, float]
+    asks: Sequence[Ask]
+    events: Sequence[Event]
+
+    @property
+    def calm(self) -> bool:
+        """Nothing is planned to go wrong: every request that has the time for it is answered."""
+        return not self.events and not self.weather.late_rate and not self.store_rates
+
+    @property
+    def quick(self) -> bool:
+        """Whoever lives hears at once."""
+        slow = (Trouble.PAUSE, Trouble.SILENCE, Trouble.POWER)
+        return not self.weather.late_rate and not any(event.trouble in slow for event in self.events)
+
+
+def plan_run(seed: int, *, asks: int = ASKS) -> Plan:
+    """What seed `seed` stands for."""
+    draw = Random(seed)
+    routers = draw.choice((1, 1, 2))
+    prefill = [_options(draw, prefills=True) for _ in range(draw.choice((1, 2)))]
+    decode = [_options(draw, prefills=False) for _ in range(draw.choice((1, 2, 3)))]
+    ranks = len(prefill) + len(decode)
+    return Plan(
+        seed=seed,
+        routers=routers,
+        prefill=prefill,
+        decode=decode,
+        weather=_weather(draw),
+        store_rates=_store_rates(draw),
+        asks=_asks(draw, asks, routers),
+        events=_events(draw, ranks=ranks, routers=routers),
+    )
+
+
+def _options(draw: Random, *, prefills: bool) -> RankOptions:
+    """Small: slots and blocks run out, requests are preempted."""
+    return RankOptions(
+        slots=draw.choice((1, 2, 4)),
+        blocks=draw.choice((14, 16, 40)),
+        chunk_tokens=draw.choice((16, 40, 64)),
+        chunk_tokens_beside_decode=draw.choice((16, 32)),
+        soft_slots=32 if prefills else draw.choice((2, 8, 32)),
+        waiting_max=draw.choice((3, 32)),
+        context_tokens_max=208,
+        async_scheduling=False,
+        load_timeout_s=draw.choice((0.3, 2.0)),
+        publish_timeout_s=draw.choice((0.5, 5.0)),
+        crash_tokens=draw.choice((16, 32)),
+        prefix_reuse=draw.random() < 0.9,
+    )
+
+
+def _weather(draw: Random) -> Weather:
+    if draw.random() < 0.4:
+        return Weather()
+    return Weather(late_rate=draw.choice((0.01, 0.05)), late_s=draw.choice((0.2, 2.0)), repeat_rate=0.1)
+
+
+def _store_rates(draw: Random) -> Mapping[Fault, float]:
+    if draw.random() < 0.3:
+        return {}
+    kinds = draw.sample([fault for fault in Fault if fault not in (Fault.NONE, Fault.DELAY)], 3)
+    return {fault: draw.choice((0.02, 0.1)) for fault in kinds}
+
+
+def _asks(draw: Random, count: int, routers: int) -> list[Ask]:
+    stems = [_ids(draw, draw.choice((17, 48, 65, 96))) for _ in range(3)]
+    asks: list[Ask] = []
+    for number in range(count):
+        stem = draw.choice(stems)
+        prompt = stem[: draw.randint(1, len(stem))] if draw.random() < 0.3 else stem + _ids(draw, draw.randint(0, 40))
+        asks.append(
+            Ask(
+                name=f"ask-{number}",
+                at_s=draw.choice(BURSTS_S) + draw.uniform(0.0, BURST_S),
+                router=draw.randrange(routers),
+                tenant=draw.choice(TENANTS),
+                cache_salt=draw.choice(("", "", "salt")),
+                prompt=prompt,
+                sampling=_sampling(draw),
+                fidelity=Fidelity.EXACT if draw.random() < 0.7 else Fidelity.FAST,
+                streams=draw.random() < 0.6,
+                timeout_s=draw.choice((2.0, 12.0, 25.0)),
+                hangs_up_after_s=draw.uniform(0.0, 1.0) if draw.random() < 0.2 else None,
+                reads_every_s=draw.choice((0.0, 0.0, 0.0, 0.05)),
+            )
+        )
+    return sorted(asks, key=lambda ask: ask.at_s)
+
+
+def _sampling(draw: Random) -> SamplingParams:
+    seeded = draw.random() < 0.5
+    return SamplingParams(
+        temperature=1.0 if seeded else 0.0,
+        seed=draw.randrange(3) if seeded else None,
+        max_tokens=draw.choice((1, 2, 5, 20, 40, 60)),
+        ignore_eos=draw.random() < 0.8,
+    )
+
+
+def _ids(draw: Random, count: int) -> tuple[int, ...]:
+    return tuple(draw.randrange(3, 500) for _ in range(count))
+
+
+def _events(draw: Random, *, ranks: int, routers: int) -> list[Event]:
+    if draw.random() < 0.15:
+        return []
+    return sorted(
+        (
+            Event(
+                at_s=draw.choice((*BURSTS_S, draw.uniform(0.0, LOAD_S))) + draw.uniform(0.0, BURST_S),
+                trouble=draw.choice(list(Trouble)),
+                rank=draw.randrange(ranks),
+                router=draw.randrange(routers),
+                lasts_s=draw.choice((0.05, 0.5, 3.0, HEALED_S - LOAD_S - BURST_S)),
+            )
+            for _ in range(draw.randint(1, 6))
+        ),
+        key=lambda event: event.at_s,
+    )

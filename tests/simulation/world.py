@@ -1,0 +1,287 @@
+"""One run: the cluster of a plan, its clients and its troubles, and what must hold when all is over.
+
+build ─▶ load and troubles ─▶ heal ─▶ every request has ended ─▶ one more for every router ─▶ nothing is left over
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from random import Random
+from types import SimpleNamespace
+from unittest import mock
+
+from tests.simulation.clients import Answer, ask_router, wrong_in
+from tests.simulation.journal import LINES_KEPT, Journal
+from tests.simulation.network import Network, Weather
+from tests.simulation.plans import HEALED_S, Ask, Event, Plan, Trouble
+from tests.simulation.ranks import RankPlace, SharedStore, SimulatedRank
+from tests.simulation.routers import SimulatedRouter, cluster_secret, router_address
+from tests.simulation.virtual_time import SimulatedClock, VirtualLoop, run_virtually
+from whalepod.cluster.registration import RankRole
+from whalepod.core import ids
+from whalepod.kvstore.faulty_transport import FaultSchedule
+
+QUIET_S = 20.0
+"""After the last request has ended: longer than anything is remembered that still holds something."""
+DRAIN_S = 1.0
+"""What a rank that is asked to stop lets its requests finish in; one that is soon to be back, a fiftieth of it."""
+HANGS_UP_S = 0.1
+CANCELLED_S = 0.05
+"""What a cancellation takes: its way, and the step that it meets."""
+ORPHANED_S = 0.2
+"""What it takes a rank to hear that a router has died."""
+ENDLESS_TOKENS = 150
+"""Takes longer than both."""
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What became of a run. `wrong` is empty if it was well."""
+
+    plan: Plan
+    wrong: list[str]
+    digest: str
+    events: int
+    lines: Sequence[str]
+    seen: Counter[str]
+    answers: Sequence[Answer] = field(default_factory=list[Answer])
+
+
+def run_plan(plan: Plan, *, lines_kept: int | None = LINES_KEPT) -> Outcome:
+    """Play it. Whatever breaks is in the outcome."""
+    clock = SimulatedClock()
+    journal = Journal(clock, lines_kept)
+    answers: list[Answer] = []
+    wrong: list[str] = []
+    try:
+        with _ids_of(plan.seed):
+            run_virtually(clock, lambda loop: World(plan, loop, clock, journal, answers, wrong).run())
+    except Exception as error:  # noqa: BLE001  a broken invariant, or a run that is stuck
+        wrong.append(f"{type(error).__name__}: {error}")
+    return Outcome(plan, wrong, journal.digest, journal.events, list(journal.lines), journal.seen, answers)
+
+
+@contextmanager
+def _ids_of(seed: int) -> Generator[None, None, None]:
+    """Identifiers are drawn from the seed too."""
+    draw = Random(seed)
+    seeded = SimpleNamespace(
+        token_bytes=draw.randbytes, randbits=draw.getrandbits, token_hex=lambda count: draw.randbytes(count).hex()
+    )
+    with mock.patch.object(ids, "secrets", seeded):
+        yield
+
+
+class World:
+    """A cluster while it runs."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        loop: VirtualLoop,
+        clock: SimulatedClock,
+        journal: Journal,
+        answers: list[Answer],
+        wrong: list[str],
+    ) -> None:
+        self._plan, self._loop, self._clock, self._journal = plan, loop, clock, journal
+        self._answers, self._wrong = answers, wrong
+        draw = Random(plan.seed ^ 0x5EED)
+        self._network = Network(loop, draw, plan.weather, journal)
+        self._store = SharedStore(FaultSchedule(seed=plan.seed, rates=plan.store_rates))
+        self._places = [
+            RankPlace(role, index, options)
+            for role, pool in ((RankRole.PREFILL_FULL, plan.prefill), (RankRole.DECODE, plan.decode))
+            for index, options in enumerate(pool)
+        ]
+        self._ranks = [self._start_rank(place) for place in self._places]
+        self._routers = [self._new_router(index) for index in range(plan.routers)]
+        self._troubles: list[asyncio.Task[None]] = []
+        loop.set_exception_handler(self._on_loop_error)
+
+    async def run(self) -> None:
+        for router in self._routers:
+            await router.start()
+        self._troubles = [asyncio.create_task(self._suffer(event)) for event in self._plan.events]
+        clients = [asyncio.create_task(self._serve_client(ask)) for ask in self._plan.asks]
+        await asyncio.gather(*self._troubles, asyncio.sleep(HEALED_S - self._loop.time()))
+        self._network.weather = Weather()
+        self._store.heal()
+        await asyncio.gather(*clients)
+        self._check_answers()
+        await asyncio.sleep(QUIET_S)
+        await self._check_that_all_is_well_again()
+        await self._check_that_a_cancellation_arrives()
+        await asyncio.sleep(QUIET_S)
+        self._check_nothing_is_held()
+        await self._close()
+
+    # Clients.
+
+    async def _serve_client(self, ask: Ask) -> None:
+        await asyncio.sleep(ask.at_s - self._loop.time())
+        await self._ask(ask)
+
+    async def _ask(self, ask: Ask) -> Answer:
+        answer = Answer(ask, began_s=self._loop.time())
+        self._answers.append(answer)
+        self._journal.note(ask.name, "asks", router_address(ask.router), len(ask.prompt), ask.fidelity.value)
+        await ask_router(ask, answer, self._network)
+        return answer
+
+    def _check_answers(self) -> None:
+        for answer in self._answers:
+            self._judge(answer, calm=self._plan.calm)
+
+    def _judge(self, answer: Answer, *, calm: bool) -> None:
+        found = wrong_in(answer, self._answers, calm=calm)
+        self._wrong += [f"{answer.ask.name}: {what}" for what in found]
+
+    async def _check_that_all_is_well_again(self) -> None:
+        """Every router answers, at once and in one attempt."""
+        for index in range(self._plan.routers):
+            ask = replace(
+                self._plan.asks[index], name=f"last-{index}", router=index, hangs_up_after_s=None, timeout_s=20.0
+            )
+            answer = await self._ask(ask)
+            self._judge(answer, calm=True)
+            if answer.end is not None and answer.end.route.attempts != 1:
+                self._wrong.append(f"{ask.name}: {answer.end.route.attempts} attempts though nothing was wrong")
+
+    async def _check_that_a_cancellation_arrives(self) -> None:
+        """A client that hangs up early: soon afterwards no rank works for anybody."""
+        ask = replace(
+            self._plan.asks[0],
+            name="hangs-up",
+            sampling=replace(self._plan.asks[0].sampling, max_tokens=ENDLESS_TOKENS, ignore_eos=True),
+            hangs_up_after_s=HANGS_UP_S,
+            timeout_s=20.0,
+        )
+        answer = await self._ask(replace(ask, prompt=ask.prompt[:40], streams=True, reads_every_s=0.0))
+        if answer.ended_s > answer.began_s + HANGS_UP_S + 1e-9:
+            self._wrong.append(f"{ask.name}: it hung up late")
+        await asyncio.sleep(CANCELLED_S)
+        self._check_idle(f"{CANCELLED_S} s after a client has hung up")
+
+    def _check_idle(self, when: str) -> None:
+        loads = {rank.place.rank_id: rank.engine.load() for rank in self._ranks if rank.node.alive}
+        working = {name: load.running + load.waiting for name, load in loads.items()}
+        if any(working.values()):
+            self._wrong.append(f"{when}, ranks are at requests: {working}")
+
+    # Troubles.
+
+    async def _suffer(self, event: Event) -> None:
+        await asyncio.sleep(event.at_s - self._loop.time())
+        place, router = self._places[event.rank], router_address(event.router)
+        self._journal.seen[event.trouble.value] += 1
+        self._journal.note("trouble", event.trouble.value, place.rank_id, router, event.lasts_s)
+        match event.trouble:
+            case Trouble.KILL | Trouble.POWER | Trouble.DRAIN:
+                await self._replace_rank(event)
+            case Trouble.PAUSE:
+                await self._pause_rank(event)
+            case Trouble.SILENCE:
+                self._network.silence(router, place.address)
+                await asyncio.sleep(event.lasts_s)
+                self._network.heal(router, place.address)
+            case Trouble.RESET:
+                self._network.reset(router, place.address)
+            case Trouble.STORE:
+                self._store.set_reachable(reachable=False)
+                await asyncio.sleep(event.lasts_s)
+                self._store.set_reachable(reachable=True)
+            case Trouble.ROUTER:
+                await self._replace_router(event)
+        self._journal.note("over", event.trouble.value)
+
+    async def _replace_rank(self, event: Event) -> None:
+        rank = self._ranks[event.rank]
+        if not rank.node.alive:
+            return
+        if event.trouble is Trouble.DRAIN:
+            await rank.stop(DRAIN_S if event.lasts_s > DRAIN_S else DRAIN_S / 50)
+        else:
+            rank.kill(with_host=event.trouble is Trouble.POWER)
+        await asyncio.sleep(event.lasts_s)
+        if self._ranks[event.rank] is rank:
+            self._ranks[event.rank] = self._start_rank(self._places[event.rank])
+
+    async def _pause_rank(self, event: Event) -> None:
+        rank = self._ranks[event.rank]
+        addresses = [router_address(index) for index in range(self._plan.routers)]
+        rank.paused = True
+        for address in addresses:
+            self._network.silence(address, rank.node.address)
+        await asyncio.sleep(event.lasts_s)
+        rank.paused = False
+        for address in addresses:
+            self._network.heal(address, rank.node.address)
+
+    async def _replace_router(self, event: Event) -> None:
+        router = self._routers[event.router]
+        if not router.node.alive:
+            return
+        await router.kill()
+        await asyncio.sleep(min(ORPHANED_S, event.lasts_s))
+        if self._plan.routers == 1 and self._plan.quick and event.lasts_s > ORPHANED_S:
+            self._check_idle(f"{ORPHANED_S} s after the only router has died")
+        await asyncio.sleep(max(0.0, event.lasts_s - ORPHANED_S))
+        self._routers[event.router] = self._new_router(event.router)
+        await self._routers[event.router].start()
+
+    def _start_rank(self, place: RankPlace) -> SimulatedRank:
+        return SimulatedRank(
+            place,
+            loop=self._loop,
+            network=self._network,
+            store=self._store,
+            secret=cluster_secret(),
+            clock=self._clock,
+            journal=self._journal,
+        )
+
+    def _new_router(self, index: int) -> SimulatedRouter:
+        addresses = [place.address for place in self._places]
+        return SimulatedRouter(index, addresses, network=self._network, store=self._store, clock=self._clock)
+
+    # The end.
+
+    def _check_nothing_is_held(self) -> None:
+        for rank in self._ranks:
+            load, name = rank.engine.load(), rank.place.rank_id
+            rank.engine.check()
+            held = (load.running, load.waiting, load.blocks_total - load.blocks_free, rank.service.requests_live)
+            if any(held):
+                self._wrong.append(f"{name} still holds (running, waiting, blocks, requests) {held}")
+        for router in self._routers:
+            front, table = router.front, router.front.table
+            if front.admission.running or front.admission.waiting:
+                self._wrong.append(f"router-{router.index} still counts {front.admission.running} requests")
+            if len(table.ranks) != len(self._ranks):
+                self._wrong.append(f"router-{router.index} knows {sorted(table.ranks)}")
+            for info in table.ranks.values():
+                candidate = table.candidate(info)
+                if candidate.requests_here or candidate.prefill_tokens_here:
+                    self._wrong.append(f"router-{router.index} still counts work on {info.rank_id}")
+
+        if self._plan.calm and (left := self._store.live_snapshots()):
+            self._wrong.append(f"snapshots of requests that have ended are in the store: {left}")
+
+    async def _close(self) -> None:
+        for router in self._routers:
+            await router.kill()
+        for rank in self._ranks:
+            rank.kill(with_host=False)
+        await asyncio.sleep(QUIET_S)
+        left = [task.get_name() for task in asyncio.all_tasks() if task is not asyncio.current_task()]
+        timers = self._loop.timers_left()
+        if left or timers:
+            self._wrong.append(f"left over: tasks {left}, timers {timers}")
+
+    def _on_loop_error(self, loop: asyncio.AbstractEventLoop, context: dict[str, object]) -> None:
+        self._wrong.append(f"{context.get('message')}: {context.get('exception')!r}")
