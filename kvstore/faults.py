@@ -6,9 +6,14 @@ other; the connection is sound. Neither leaves this folder.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
+from typing import Self
+
+_IN_SCRIPT = re.compile(r"Error running script .*@user_script: ?\d+: -?([A-Z]+ .*)")
+"""How Redis 6.2 passes on what a command inside a script was answered; 7 sends that answer itself."""
 
 
 class FaultReason(Enum):
@@ -47,6 +52,15 @@ class ErrorReply:
 
     code: str
     message: str
+
+    @classmethod
+    def parse(cls, text: str, *, chars_max: int) -> Self:
+        """`text`: what follows the minus. A command's error inside a script is that error. At most so many characters of
+        the message are kept."""
+        code, _, message = text.partition(" ")
+        if code == "ERR" and (inner := _IN_SCRIPT.match(message)) is not None:
+            code, _, message = inner[1].partition(" ")
+        return cls(code, message[:chars_max])
 
 
 class Meaning(Enum):

@@ -200,8 +200,7 @@ class RespConnection:
         if kind == b"+":
             return rest
         if kind == b"-":
-            code, _, message = rest.decode("utf-8", "replace").partition(" ")
-            return ErrorReply(code, message[:ERROR_CHARS_MAX])
+            return ErrorReply.parse(rest.decode("utf-8", "replace"), chars_max=ERROR_CHARS_MAX)
         if kind == b":":
             return _integer(rest)
         if kind == b"_":

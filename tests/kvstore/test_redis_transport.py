@@ -1,13 +1,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import closing
 from random import Random
 
 import pytest
 
+from tests.kvstore.conftest import StartServer
 from tests.kvstore.redis_server import RedisServer
 from tests.kvstore.values import soon
 from whalepod.core.clock import SYSTEM_CLOCK
+from whalepod.kvstore import metrics
 from whalepod.kvstore.redis_transport import RedisTransport
 from whalepod.kvstore.settings import StoreAddress, StoreSettings
 from whalepod.kvstore.transport import MadeValues, Renewal, ValueToWrite, Written
@@ -16,12 +19,14 @@ NAME = b"b:{0}:x"
 VALUE = b"h" * 256 + b"payload"
 
 
+def opened(server: RedisServer) -> RedisTransport:
+    return RedisTransport(StoreSettings(addresses=(server.address,)), jitter=Random(1), clock=SYSTEM_CLOCK)
+
+
 @pytest.fixture
 def transport(server: RedisServer) -> Iterator[RedisTransport]:
-    settings = StoreSettings(addresses=(server.address,))
-    opened = RedisTransport(settings, jitter=Random(1), clock=SYSTEM_CLOCK)
-    yield opened
-    opened.close()
+    with closing(opened(server)) as transport:
+        yield transport
 
 
 def put(transport: RedisTransport, *, life_ms: int = 60_000, only_if_absent: bool = True) -> Written:
@@ -72,6 +77,25 @@ def test_only_the_value_that_was_read_is_replaced(server: RedisServer, transport
     assert transport.replace_if(shard, new, head=VALUE[:256], deadline=soon())
     assert server.call("GET", NAME) == b"n" * 256 + b"new"
     assert 0 < server.call("PTTL", NAME) <= 5000
+
+
+def counted(code: str) -> float:
+    return metrics.ERRORS.labels(code)._value.get()  # pyright: ignore[reportPrivateUsage]
+
+
+def test_what_refuses_a_command_inside_a_script_is_understood_as_outside_one(start_server: StartServer) -> None:
+    server = start_server()
+    with closing(opened(server)) as transport:
+        put(transport)
+        shard, before = transport.shards[0], (counted("OOM"), counted("READONLY"), counted("ERR"))
+        server.call("CONFIG", "SET", "maxmemory", "1")
+        assert not transport.replace_if(shard, ValueToWrite(NAME, (b"new",), 5000), head=VALUE[:256], deadline=soon())
+        assert counted("OOM") == before[0] + 1
+        server.call("CONFIG", "SET", "maxmemory", "0")
+        server.call("REPLICAOF", "127.0.0.1", "1")
+        assert not transport.renew(shard, [Renewal(NAME, 90_000)], deadline=soon(1))
+        assert counted("READONLY") > before[1]
+        assert counted("ERR") == before[2]
 
 
 def test_lives_are_lengthened_and_never_shortened_or_given_to_what_has_none(

@@ -53,6 +53,19 @@ REPLIES = [
     (b"*-1\r\n", None),
     (b"_\r\n", None),
     (b"-OOM command not allowed\r\n", ErrorReply("OOM", "command not allowed")),
+    (b"-READONLY no script: f_a, on @user_script:3.\r\n", ErrorReply("READONLY", "no script: f_a, on @user_script:3.")),
+    (
+        b"-ERR Error running script (call to f_a): @user_script:3: @user_script: 3: -OOM no: not now\r\n",
+        ErrorReply("OOM", "no: not now"),
+    ),
+    (
+        b"-ERR Error running script (call to f_a): @user_script:3: @user_script: 3: WRONGTYPE no\r\n",
+        ErrorReply("WRONGTYPE", "no"),
+    ),
+    (
+        b"-ERR Error running script (call to f_a): @user_script:3: it is wrong\r\n",
+        ErrorReply("ERR", "Error running script (call to f_a): @user_script:3: it is wrong"),
+    ),
     (b"-ERR " + b"y" * 3000 + b"\r\n", ErrorReply("ERR", "y" * 200)),
     (b"*3\r\n:1\r\n$1\r\na\r\n*1\r\n_\r\n", [1, b"a", [None]]),
     (b"*0\r\n", []),

@@ -1,6 +1,8 @@
 """A server that sends anything, in any pieces, against both halves of the store's client: what Python alone makes of a
 stream is what was meant, the C half makes the same of it, no wrong byte is ever taken, and nothing ends late.
 
+Values are read and written over one connection, and written over a few at once.
+
     python -m tests.kvstore.wire_fuzz [--rounds N] [--seed N] [--sanitize]
 
 `--sanitize` runs it with a C half that gcc has built with its address and undefined-behaviour sanitizers, and Python's
@@ -21,15 +23,24 @@ import tempfile
 import threading
 from collections import Counter
 from collections.abc import Callable, Generator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from random import Random
 
-from tests.kvstore.values import LAYOUT, NAMESPACE, buffers, chain, payload_of
+from tests.kvstore.values import LAYOUT, NAMESPACE, buffers
+from tests.kvstore.wire_streams import (
+    KEYS,
+    MAC,
+    PAYLOADS,
+    WRITERS,
+    Server,
+    draw_read_replies,
+    draw_server,
+    draw_write_replies,
+)
 from tests.native_build import ROOT, build_values
-from whalepod.core.clock import SYSTEM_CLOCK, Clock, Deadline
-from whalepod.core.ids import Incarnation
+from whalepod.core.clock import SYSTEM_CLOCK, Deadline
 from whalepod.kvstore import pipeline
 from whalepod.kvstore.faults import FaultReason, StoreFault
 from whalepod.kvstore.native_library import NativeLibrary
@@ -37,14 +48,10 @@ from whalepod.kvstore.pipeline import Batch, Flight, read_values, write_values
 from whalepod.kvstore.plain_block_headers import PlainBlockHeaders
 from whalepod.kvstore.redis_transport import get_requests, set_commands
 from whalepod.kvstore.resp import RespConnection
-from whalepod.kvstore.settings import StoreAddress, StoreSettings
-from whalepod.kvstore.value_mac import ValueMac
+from whalepod.kvstore.settings import StoreAddress
 from whalepod.kvstore.value_sinks import WantedBlocks
-from whalepod.kvstore.value_writer import BlocksToWrite, BlockToPut, ValueWriter
+from whalepod.kvstore.value_writer import BlocksToWrite, BlockToPut
 
-KEYS = chain(7)
-PAYLOADS = [payload_of(key) for key in KEYS]
-MAC = ValueMac(b"m" * 32)
 STALLS_S = (0.03, 0.5)
 """Deadline of a round whose server stops in the middle; and of another try, for a machine may be busy."""
 PATIENCE_S = 20.0
@@ -52,128 +59,6 @@ PATIENCE_S = 20.0
 LATE_S = 0.05
 TICK_S = 0.0007
 """System calls are interrupted so often."""
-INTEGERS = (b"-1", b"-0", b"-2", b"0", b"1", b"255", b"256", b"2147483648", b"4294967296", b"4503599627370496",
-            b"9223372036854775807", b"9223372036854775808", b"-9223372036854775808", b"18446744073709551615",
-            b"99999999999999999999", b"+5256", b"05256", b" 5256", b"5256 ", b"0x10", b"", b"1e3",
-            b"\xd9\xa1")  # fmt: skip
-LINES = (b"+OK", b"+", b"-", b"-ERR no", b"-OOM full", b"-MOVED 1 127.0.0.1:1", b"-ASK 1 :2", b"-WRONGTYPE it",
-         b"-LOADING", b"-READONLY you", b"-NOAUTH", b"_", b"#t", b",1.5", b"%1", b"~2", b"*0", b"*-1", b"*2", b">0",
-         b">1", b">2\r\n+a\r\n+b", b"*1\r\n*1\r\n*1\r\n*1\r\n*1\r\n:1", b"!3\r\nabc", b"(1", b"=4\r\ntxt:", b"|1",
-         b"HTTP/1.1 200 OK", b"\0", b"$", b"*", b":", b"?", b"$3\r\nabc", b"-" + b"x" * 3000)  # fmt: skip
-
-
-@dataclass(frozen=True)
-class Frozen:
-    """Headers of both halves are made at the same time."""
-
-    inner: Clock = SYSTEM_CLOCK
-
-    def monotonic_s(self) -> float:
-        return self.inner.monotonic_s()
-
-    def unix_ms(self) -> int:
-        return 1_700_000_000_000
-
-
-WRITERS = {signed: ValueWriter(NAMESPACE, LAYOUT, Incarnation(1), StoreSettings(), Frozen(), mac)
-           for signed, mac in ((False, None), (True, MAC))}  # fmt: skip
-VALUES = {
-    (index, signed): b"".join(
-        bytes(piece) for piece in writer.block(key, (PAYLOADS[index],), exact=index % 2 == 0).pieces
-    )
-    for signed, writer in WRITERS.items()
-    for index, key in enumerate(KEYS)
-}
-
-
-@dataclass(frozen=True)
-class Server:
-    """What one round's server sends, in which pieces, and what it does then."""
-
-    pieces: Sequence[bytes]
-    reads_first: int
-    """Bytes of requests that it takes before it begins."""
-    ends: str
-    """`close`, `reset` or `stall`."""
-    buffer_bytes: int
-    """Of both ends, for what is sent: with few it goes in pieces. 0: as many as usual."""
-
-    def serve(self, theirs: socket.socket, received: bytearray) -> None:
-        with theirs, suppress(OSError):
-            while len(received) < self.reads_first and (data := theirs.recv(self.reads_first - len(received))):
-                received += data
-            # It sends and takes at once, as a server whose client does the same must.
-            sender = threading.Thread(target=self._send, args=(theirs,))
-            sender.start()
-            while data := theirs.recv(1 << 16):
-                received += data
-            sender.join()
-
-    def _send(self, theirs: socket.socket) -> None:
-        with suppress(OSError):
-            for piece in self.pieces:
-                theirs.sendall(piece)
-            if self.ends != "stall":
-                theirs.shutdown(socket.SHUT_WR if self.ends == "close" else socket.SHUT_RDWR)
-
-
-def draw_server(draw: Random, replies: list[bytes], *, writing: bool) -> Server:
-    stream = bytearray(b"".join(replies))
-    for _ in range(draw.choice((0, 0, 0, 1, 1, 2, 5))):
-        _damage(draw, stream)
-    cuts = sorted(draw.randrange(len(stream) + 1) for _ in range(draw.choice((0, 0, 1, 3, 12, 40))))
-    pieces = [bytes(stream[start:end]) for start, end in zip([0, *cuts], [*cuts, None], strict=True)]
-    if draw.random() < 0.1:  # byte by byte, around somewhere
-        at = draw.randrange(len(stream) + 1)
-        near = stream[at : at + 300]
-        pieces = [bytes(stream[:at]), *(bytes([byte]) for byte in near), bytes(stream[at + 300 :])]
-    ends = draw.choices(("close", "stall", "reset"), (6, 2, 1))[0]
-    # No more than one request has: the client does not always send the next one before an answer.
-    first = draw.choice((0, 0, 1, 50, 5000 if writing else 0))
-    return Server([piece for piece in pieces if piece], first, ends, draw.choice((0, 0, 2048, 16384)))
-
-
-def _damage(draw: Random, stream: bytearray) -> None:
-    at, count = draw.randrange(len(stream) + 1), draw.choice((1, 1, 2, 7, 300, 6000))
-    if draw.random() < 0.5:  # where a reply begins or ends, rather than inside a value
-        at = draw.choice([at, *(place for place in range(len(stream)) if stream.startswith((b"\r\n", b"$"), place))])
-    match draw.randrange(5):
-        case 0:
-            stream[at : at + 1] = bytes([draw.randrange(256)])
-        case 1:
-            del stream[at : at + count]
-        case 2:
-            stream[at:at] = draw.choice((draw.randbytes(count), b"\r\n", draw.choice(LINES) + b"\r\n"))
-        case 3:
-            stream[at:at] = stream[at : at + count]
-        case _:
-            del stream[at:]
-
-
-def draw_read_replies(draw: Random, *, signed: bool) -> list[bytes]:
-    replies: list[bytes] = []
-    for index in range(len(KEYS)):
-        value, kind = VALUES[index, signed], draw.random()
-        if kind < 0.7:
-            replies.append(b"$%d\r\n%b\r\n" % (len(value), value))
-        elif kind < 0.76:
-            other = VALUES[draw.randrange(len(KEYS)), draw.random() < 0.5]
-            replies.append(b"$%d\r\n%b\r\n" % (len(other), other))
-        elif kind < 0.8:
-            cut = value[: draw.choice((0, 1, 255, 256, 257, 320, 321, len(value) - 1))]
-            replies.append(b"$%d\r\n%b\r\n" % (len(cut), cut))
-        elif kind < 0.88:
-            replies.append(b"$%b\r\n%b\r\n" % (draw.choice(INTEGERS), value[: draw.choice((0, 1, len(value)))]))
-        elif kind < 0.92:
-            replies.append(draw.choice((b"$-1\r\n", b"_\r\n")))
-        else:
-            replies.append(draw.choice(LINES) + b"\r\n")
-    return replies
-
-
-def draw_write_replies(draw: Random) -> list[bytes]:
-    usual = (b"+OK\r\n", b"+OK\r\n", b"$-1\r\n", b"_\r\n")
-    return [draw.choice(usual) if draw.random() < 0.85 else draw.choice(LINES) + b"\r\n" for _ in KEYS]
 
 
 @dataclass(frozen=True)
@@ -203,26 +88,37 @@ def ends_of(draw: Random) -> Generator[tuple[socket.socket, socket.socket, bool]
 
 
 def play(
-    draw: Random, server: Server, stall_s: float, talk: Callable[[RespConnection, Deadline], object]
-) -> tuple[Outcome, bytes]:
-    """What came of `talk`, and what the server received."""
-    received = bytearray()
-    with ends_of(draw) as (ours, theirs, local):
-        for end in (ours, theirs) if server.buffer_bytes else ():
-            end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, server.buffer_bytes)
-        connection = RespConnection(ours, StoreAddress(path="/local") if local else None)
-        thread = threading.Thread(target=server.serve, args=(theirs, received))
-        thread.start()
-        deadline = Deadline.after(stall_s if server.ends == "stall" else PATIENCE_S)
+    draw: Random,
+    servers: Sequence[Server],
+    patience_s: float,
+    talk: Callable[[Sequence[RespConnection], Deadline], object],
+) -> tuple[Outcome, list[bytes]]:
+    """What came of `talk` with a connection to each server, and what the servers received."""
+    received = [bytearray() for _ in servers]
+    with ExitStack() as opened:
+        connections, threads = list[RespConnection](), list[threading.Thread]()
+        for server, got in zip(servers, received, strict=True):
+            ours, theirs, local = opened.enter_context(ends_of(draw))
+            for end in (ours, theirs) if server.buffer_bytes else ():
+                end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, server.buffer_bytes)
+            connections.append(RespConnection(ours, StoreAddress(path="/local") if local else None))
+            threads.append(threading.Thread(target=server.serve, args=(theirs, got)))
+            threads[-1].start()
+        deadline = Deadline.after(patience_s)
         fault, said = None, None
         try:
-            said = talk(connection, deadline)
+            said = talk(connections, deadline)
         except StoreFault as caught:
             fault = caught.reason
         late_s = -min(0.0, deadline.at_s - SYSTEM_CLOCK.monotonic_s())
-        connection.close()
-        thread.join()
-    return Outcome(fault, said, late_s), bytes(received)
+        for connection, thread in zip(connections, threads, strict=True):
+            connection.close()
+            thread.join()
+    return Outcome(fault, said, late_s), [bytes(got) for got in received]
+
+
+def _patience_s(server: Server, stall_s: float) -> float:
+    return stall_s if server.ends == "stall" else PATIENCE_S
 
 
 def play_read(seed: int, stall_s: float) -> tuple[Outcome, bool]:
@@ -238,15 +134,15 @@ def play_read(seed: int, stall_s: float) -> tuple[Outcome, bool]:
     order = draw.sample(range(len(KEYS)), len(KEYS)) if draw.random() < 0.1 else range(len(KEYS))
     sinks, answered = blocks.batch(order), bytearray(len(KEYS))
 
-    def talk(connection: RespConnection, deadline: Deadline) -> object:
-        batch = Batch(range(len(KEYS)))
+    def talk(connections: Sequence[RespConnection], deadline: Deadline) -> object:
+        (connection,), batch = connections, Batch(range(len(KEYS)))
         pipeline.IN_FLIGHT_BYTES = in_flight
         requests = get_requests(sinks.keys)
         flight = Flight(connection, requests, item_bytes=LAYOUT.payload_bytes, deadline=deadline, alone=alone)
         moved = read_values(connection, batch, sinks, answered, flight, deadline=deadline)
         return moved, sorted(batch.elsewhere), batch.strange
 
-    outcome, _ = play(draw, server, stall_s, talk)
+    outcome, _ = play(draw, [server], _patience_s(server, stall_s), talk)
     taken = [
         (blocks.verdicts[number], blocks.rejected.get(number))
         for number, whole in zip(order, answered, strict=True)
@@ -272,22 +168,94 @@ def play_write(seed: int, stall_s: float) -> tuple[Outcome, bool]:
     in_flight = draw.choice((1, 3, 5, 100)) * LAYOUT.payload_bytes
     replies: list[object] = []
 
-    def talk(connection: RespConnection, deadline: Deadline) -> object:
+    def talk(connections: Sequence[RespConnection], deadline: Deadline) -> object:
         pipeline.IN_FLIGHT_BYTES = in_flight
-        for _, reply in write_values([connection], Batch(items), values, starts, ends, deadline=deadline):
+        for _, reply in write_values(connections, Batch(items), values, starts, ends, deadline=deadline):
             replies.append(reply)
         return len(replies)
 
-    outcome, received = play(draw, server, stall_s, talk)
-    meant = b"".join(
+    outcome, (received,) = play(draw, [server], _patience_s(server, stall_s), talk)
+    meant = _sent(values, items, starts, ends)
+    right = _got_its_own(server, outcome.fault, received, meant)
+    if outcome.fault is FaultReason.TIMEOUT:
+        return replace(outcome, said=None), right
+    return replace(outcome, said=(outcome.said, replies)), right
+
+
+def _sent(values: BlocksToWrite, items: Sequence[int], starts: Sequence[bytes], ends: Sequence[bytes]) -> bytes:
+    return b"".join(
         piece
         for item, start, end in zip(items, starts, ends, strict=True)
         for piece in (start, *map(bytes, values[item].pieces), end)
     )
-    right = meant.startswith(received)  # the last bytes are lost with a connection that is closed in doubt
-    if outcome.fault is FaultReason.TIMEOUT:
-        return replace(outcome, said=None), right
-    return replace(outcome, said=(outcome.said, replies)), right
+
+
+def _got_its_own(server: Server, fault: FaultReason | None, received: bytes, meant: bytes) -> bool:
+    """All of it, unless one of both ended: then the last bytes may be lost."""
+    return meant.startswith(received) and (received == meant or fault is not None or server.ends == "reset")
+
+
+def play_lanes(seed: int, stall_s: float) -> tuple[Outcome, bool]:
+    """Of a stream of answers for each of a few connections, which Python alone takes one after the other; and whether
+    each server got what it should. `said`: by connection, what put it in doubt, if that is known, and the replies."""
+    draw = Random(seed)
+    servers = lane_servers(draw)
+    values = BlocksToWrite(WRITERS[False], [BlockToPut(key, memoryview(payload), exact=True)
+                                            for key, payload in zip(KEYS, PAYLOADS, strict=True)])  # fmt: skip
+    if draw.random() < 0.1:
+        assert values[draw.randrange(len(KEYS))].pieces  # made before
+    items, step = range(len(KEYS)), len(servers)
+    starts, ends = set_commands(values, items, only_if_absent=draw.random() < 0.5)
+    pipeline.IN_FLIGHT_BYTES = draw.choice((1, 3, 100)) * LAYOUT.payload_bytes
+    replies: list[list[object]] = [[] for _ in servers]
+
+    def over(connections: Sequence[RespConnection], lane: int | None, deadline: Deadline) -> None:
+        own = slice(lane, None, step if lane is not None else 1)
+        for number, reply in write_values(
+            connections, Batch(items[own]), values, starts[own], ends[own], deadline=deadline
+        ):
+            replies[number % step if lane is None else lane].append(reply)
+
+    patience_s = stall_s if any(server.ends == "stall" for server in servers) else PATIENCE_S
+    if pipeline.NATIVE is None:
+        played = [
+            play(draw, [server], patience_s, lambda ends, deadline, lane=lane: over(ends, lane, deadline))
+            for lane, server in enumerate(servers)
+        ]
+        outcomes, received = [outcome for outcome, _ in played], [got for _, (got,) in played]
+    else:
+        outcome, received = play(draw, servers, patience_s, lambda ends, deadline: over(ends, None, deadline))
+        outcomes = [outcome] * step
+    right = all(
+        _got_its_own(
+            server, outcomes[lane].fault, got, _sent(values, items[lane::step], starts[lane::step], ends[lane::step])
+        )
+        for lane, (server, got) in enumerate(zip(servers, received, strict=True))
+    )
+    faults = [outcome.fault for outcome in outcomes]
+    fault = next(filter(None, faults), None)
+    return Outcome(fault, list(zip(faults, replies, strict=True)), max(each.late_s for each in outcomes)), right
+
+
+def lane_servers(draw: Random) -> list[Server]:
+    lanes = draw.choice((2, 2, 3, 4))
+    replies = draw_write_replies(draw)
+    return [draw_server(draw, replies[lane::lanes], writing=True) for lane in range(lanes)]
+
+
+def _lanes_alike(seed: int, python: Outcome, c: Outcome) -> bool:
+    """A connection in doubt ends all: of the others some answers may not have been taken. Without one all were."""
+    assert isinstance(python.said, list)
+    assert isinstance(c.said, list)
+    may_differ = [server.ends == "reset" for server in lane_servers(Random(seed))]
+    faults = {fault for fault, _ in python.said}
+    for (fault, meant), (_, took), unsure in zip(python.said, c.said, may_differ, strict=True):
+        unsure = unsure or fault is FaultReason.TIMEOUT  # how far it came is no matter of meaning
+        if took[: len(meant)] != meant[: len(took)] or (len(took) > len(meant) and not unsure):
+            return False
+        if c.fault is None and (fault is not None or took != meant) and not unsure:
+            return False
+    return c.fault in faults or any(may_differ)
 
 
 @contextmanager
@@ -304,7 +272,7 @@ def fuzz(rounds: int, *, seed: int, tell: Callable[[str], object] = print) -> Co
     """Figures of so many streams of each kind: `rounds`, `wrong`, `unlike`, `late`."""
     native, figures = pipeline.NATIVE, Counter[str](wrong=0, unlike=0, late=0)
     for number in range(seed, seed + rounds):
-        for kind in (play_read, play_write):
+        for kind in (play_read, play_write, play_lanes):
             python, c = _played(number, kind, native, stall_s=STALLS_S[0])
             if not _alike(number, kind, python, c):
                 python, c = _played(number, kind, native, stall_s=STALLS_S[1])
@@ -328,6 +296,8 @@ def _played(
 
 
 def _alike(seed: int, kind: Kind, python: tuple[Outcome, bool], c: tuple[Outcome, bool]) -> bool:
+    if kind is play_lanes:
+        return _lanes_alike(seed, python[0], c[0])
     faults = (python[0].fault, c[0].fault)
     if FaultReason.RESET in faults and _resets(seed, kind):
         return True  # how far it came depends on the moment
