@@ -55,8 +55,8 @@ class ErrorReply:
 
     @classmethod
     def parse(cls, text: str, *, chars_max: int) -> Self:
-        """`text`: what follows the minus. A command's error inside a script is that error. At most so many characters of
-        the message are kept."""
+        """`text`: what follows the minus. An error of a command inside a script is that error. `chars_max`: so much of
+        the message is kept."""
         code, _, message = text.partition(" ")
         if code == "ERR" and (inner := _IN_SCRIPT.match(message)) is not None:
             code, _, message = inner[1].partition(" ")
