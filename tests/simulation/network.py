@@ -61,6 +61,8 @@ class Node:
     address: str
     alive: bool = True
     handlers: dict[str, grpc.RpcMethodHandler[Any, Any]] = field(default_factory=dict)
+    accept: Callable[[], asyncio.Protocol] | None = None
+    """Makes the server's end of an HTTP connection; None: it has no HTTP."""
     tasks: dict[asyncio.Task[None], None] = field(default_factory=dict)
     """Of calls that it serves."""
 

@@ -21,6 +21,8 @@ LOAD_S = 4.0
 HEALED_S = 10.0
 """By then everything is whole again."""
 ASKS = 20
+REQUEST_TIMEOUT_S = 20.0
+"""Of requests that say nothing of it."""
 TENANTS = ("whale", "dolphin")
 
 
@@ -69,6 +71,10 @@ class Ask:
     streams: bool
     timeout_s: float
     hangs_up_after_s: float | None = None
+    over_http: bool = False
+    """Else over gRPC. HTTP has no deadline of the client's."""
+    choices: int = 1
+    """More than one over HTTP only."""
     reads_every_s: float = 0.0
     """A client that takes so long over each message."""
 
@@ -81,13 +87,23 @@ class Plan:
     decode: Sequence[RankOptions]
     weather: Weather
     store_rates: Mapping[Fault, float]
+    store_s: tuple[float, float]
+    """What a piece of work takes the store."""
     asks: Sequence[Ask]
     events: Sequence[Event]
 
     @property
     def calm(self) -> bool:
-        """Nothing is planned to go wrong: every request that has the time for it is answered."""
+        """Nothing goes wrong."""
         return not self.events and not self.weather.late_rate and not self.store_rates
+
+    @property
+    def spared(self) -> bool:
+        """What goes wrong is no reason to fail a request: whoever has the time for it, and asks a router that lives, is
+        answered."""
+        others = [event for event in self.events if event.trouble is not Trouble.STORE]
+        routers_live = not any(event.trouble is Trouble.ROUTER for event in others)
+        return not self.weather.late_rate and routers_live and len(others) <= 1 and len(self.decode) > 1
 
     @property
     def quick(self) -> bool:
@@ -101,17 +117,19 @@ def plan_run(seed: int, *, asks: int = ASKS) -> Plan:
     draw = Random(seed)
     routers = draw.choice((1, 1, 2))
     prefill = [_options(draw, prefills=True) for _ in range(draw.choice((1, 2)))]
-    decode = [_options(draw, prefills=False) for _ in range(draw.choice((1, 2, 3)))]
+    decode = [_options(draw, prefills=False) for _ in range(draw.choice((1, 2, 2, 3)))]
     ranks = len(prefill) + len(decode)
+    calm = draw.random() < 0.15
     return Plan(
         seed=seed,
         routers=routers,
         prefill=prefill,
         decode=decode,
-        weather=_weather(draw),
-        store_rates=_store_rates(draw),
+        weather=Weather() if calm else _weather(draw),
+        store_rates={} if calm else _store_rates(draw),
+        store_s=draw.choice(((0.0002, 0.002), (0.005, 0.05))),
         asks=_asks(draw, asks, routers),
-        events=_events(draw, ranks=ranks, routers=routers),
+        events=[] if calm else _events(draw, ranks=ranks, routers=routers),
     )
 
 
@@ -125,7 +143,7 @@ def _options(draw: Random, *, prefills: bool) -> RankOptions:
         soft_slots=32 if prefills else draw.choice((2, 8, 32)),
         waiting_max=draw.choice((3, 32)),
         context_tokens_max=208,
-        async_scheduling=False,
+        async_scheduling=draw.random() < 0.4,
         load_timeout_s=draw.choice((0.3, 2.0)),
         publish_timeout_s=draw.choice((0.5, 5.0)),
         crash_tokens=draw.choice((16, 32)),
@@ -152,6 +170,7 @@ def _asks(draw: Random, count: int, routers: int) -> list[Ask]:
     for number in range(count):
         stem = draw.choice(stems)
         prompt = stem[: draw.randint(1, len(stem))] if draw.random() < 0.3 else stem + _ids(draw, draw.randint(0, 40))
+        sampling, over_http = _sampling(draw), draw.random() < 0.5
         asks.append(
             Ask(
                 name=f"ask-{number}",
@@ -160,11 +179,13 @@ def _asks(draw: Random, count: int, routers: int) -> list[Ask]:
                 tenant=draw.choice(TENANTS),
                 cache_salt=draw.choice(("", "", "salt")),
                 prompt=prompt,
-                sampling=_sampling(draw),
+                sampling=sampling,
                 fidelity=Fidelity.EXACT if draw.random() < 0.7 else Fidelity.FAST,
                 streams=draw.random() < 0.6,
-                timeout_s=draw.choice((2.0, 12.0, 25.0)),
+                timeout_s=REQUEST_TIMEOUT_S if over_http else draw.choice((2.0, 12.0, 25.0)),
                 hangs_up_after_s=draw.uniform(0.0, 1.0) if draw.random() < 0.2 else None,
+                over_http=over_http,
+                choices=2 if over_http and not sampling.temperature and draw.random() < 0.3 else 1,
                 reads_every_s=draw.choice((0.0, 0.0, 0.0, 0.05)),
             )
         )
@@ -186,18 +207,17 @@ def _ids(draw: Random, count: int) -> tuple[int, ...]:
 
 
 def _events(draw: Random, *, ranks: int, routers: int) -> list[Event]:
-    if draw.random() < 0.15:
-        return []
-    return sorted(
-        (
+    events: list[Event] = []
+    for _ in range(draw.choice((1, 1, 2, 3, 6))):
+        trouble = draw.choice(list(Trouble))
+        lasts_s = (0.05, 0.5) if trouble is Trouble.ROUTER else (0.05, 0.5, 3.0, HEALED_S - LOAD_S - BURST_S)
+        events.append(
             Event(
                 at_s=draw.choice((*BURSTS_S, draw.uniform(0.0, LOAD_S))) + draw.uniform(0.0, BURST_S),
-                trouble=draw.choice(list(Trouble)),
+                trouble=trouble,
                 rank=draw.randrange(ranks),
                 router=draw.randrange(routers),
-                lasts_s=draw.choice((0.05, 0.5, 3.0, HEALED_S - LOAD_S - BURST_S)),
+                lasts_s=draw.choice(lasts_s),
             )
-            for _ in range(draw.randint(1, 6))
-        ),
-        key=lambda event: event.at_s,
-    )
+        )
+    return sorted(events, key=lambda event: event.at_s)

@@ -67,6 +67,8 @@ class SharedStore:
     """What all clients reach, and how well."""
 
     schedule: FaultSchedule
+    work_s: tuple[float, float]
+    """What a piece of work takes it."""
     values: dict[bytes, bytes] = field(default_factory=dict[bytes, bytes])
     reachable: bool = True
     patience_s: float = 0.5
@@ -264,7 +266,7 @@ class SimulatedRank:
 
     def _store_s(self) -> float:
         """How long the store will take for a piece of work."""
-        return self._draw.uniform(0.0002, 0.002) if self._store.reachable else self._store.patience_s
+        return self._draw.uniform(*self._store.work_s) if self._store.reachable else self._store.patience_s
 
     def _do_store_work(self, worker: object, work: Callable[..., bool]) -> None:
         self._store_clock.waited_s = 0.0

@@ -15,9 +15,9 @@ def figures_of(outcome: Outcome) -> Counter[str]:
         figures[answer.status.name.lower() if answer.status is not None else "unended"] += 1
         if answer.end is None:
             continue
-        figures["hit"] += answer.end.usage.cached_tokens > 0
-        figures["handed_off"] += bool(answer.end.route.prefill_rank)
-        figures["resumed"] += answer.end.route.attempts > 1
+        figures["hit"] += answer.end.cached_tokens > 0
+        figures["handed_off"] += bool(answer.end.prefill_rank)
+        figures["resumed"] += (answer.end.attempts or 1) > 1
     figures.update(outcome.seen)
     return figures
 

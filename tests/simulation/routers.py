@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
@@ -11,6 +12,7 @@ from deepseek_recipe import SpecialToken
 from tests.engine.engine_world import CHECKPOINT
 from tests.simulation.calls import Dialler
 from tests.simulation.network import Network, Node
+from tests.simulation.plans import REQUEST_TIMEOUT_S
 from tests.simulation.ranks import MODEL_NAME, SharedStore
 from tests.simulation.virtual_time import SimulatedClock
 from whalepod.cluster.config import ClusterConfig
@@ -21,14 +23,17 @@ from whalepod.model.config import ModelConfig
 from whalepod.model.special_tokens import recipe_special_tokens
 from whalepod.model.tiny_checkpoint import shipped_tokenizer
 from whalepod.rpc.router.v1 import router_pb2_grpc
+from whalepod.services.router.app import HttpFront
 from whalepod.services.router.authentication import Authenticator
 from whalepod.services.router.front_door import FrontDoor
 from whalepod.services.router.grpc_front import RouterServicer
+from whalepod.services.router.http_protocol import BoundedHttpProtocol
+from whalepod.services.router.http_server import http_server
 from whalepod.services.router.language import Language
+from whalepod.services.router.readiness import Readiness
 from whalepod.services.router.router_parts import RouterParts
 
 SECRET = "the secret of a simulated cluster"
-REQUEST_TIMEOUT_S = 30.0
 
 
 @cache
@@ -69,6 +74,7 @@ class SimulatedRouter:
         self, index: int, ranks: Sequence[str], *, network: Network, store: SharedStore, clock: SimulatedClock
     ) -> None:
         self.index = index
+        self.started = False
         self.node = Node(router_address(index))
         self._network = network
         dialler = Dialler(network, self.node)
@@ -91,14 +97,28 @@ class SimulatedRouter:
         authenticator = Authenticator(trust_tenant_header=True, clock=clock)
         servicer = RouterServicer(self.front, authenticator=authenticator)
         router_pb2_grpc.add_RouterServiceServicer_to_server(servicer, self.node)  # type: ignore[arg-type]
+        readiness = Readiness(self.front, needs_prefill=True, registry_ok=lambda: True)
+        self._http = http_server(HttpFront(self.front, readiness, authenticator=authenticator).app())
+        self._http.config.load()
+        self.node.accept = self._accept
 
     @property
     def front(self) -> FrontDoor:
         return self._parts.front
 
+    def _accept(self) -> asyncio.Protocol:
+        """A connection to its HTTP server."""
+        return BoundedHttpProtocol(
+            config=self._http.config,
+            server_state=self._http.server_state,
+            app_state={},
+            _loop=asyncio.get_running_loop(),
+        )
+
     async def start(self) -> None:
         await self._ranks.start()
         self._network.add(self.node)
+        self.started = True
 
     async def kill(self) -> None:
         """As `kill -9`: what is closed here has no way out any more."""
