@@ -32,7 +32,6 @@ from .kernel_signatures import (
     SCORES_SIGNATURE,
     SMALL,
     TOP_SIGNATURE,
-    WINDOW_SIGNATURE,
 )
 from .launch_sizes import ANY, Sizes, sizes_by_shape
 
@@ -245,27 +244,35 @@ def _selection() -> Iterator[Kernel]:
 
 
 def _caches() -> Iterator[Kernel]:
-    entry = {"WIDTH": 512, "PAIRS": 32}
+    latent = {"LATENT": 1280, "LATENT_CHUNK": 256, "LATENT_STRIDE": 1792}
+    window = {"WINDOW": 512, "WINDOW_CHUNK": 512, "WINDOW_STRIDE": 1792, "PAIRS": 32}
+    none = {"LATENT": 0, "LATENT_CHUNK": 0, "LATENT_STRIDE": 0, "ENTRY": 0, "ENTRY_CHUNK": 0, "RATIO": 0}
+    entry = {"ENTRY": 512, "ENTRY_CHUNK": 128}
+    kinds = [latent, {}, *(latent | entry | {"RATIO": ratio} for ratio in (1, 2))]
     yield from (
-        *_early_and_late("window_rows", "window_rows_kernel", WINDOW_SIGNATURE, entry | {"ROWS": 4}),
-        *(
-            kernel
-            for ratio in (1, 2)
-            for kernel in _early_and_late(
-                "global_entries", "entry_rows_kernel", ENTRIES_SIGNATURE, entry | {"RATIO": ratio}
-            )
-        ),
         *(
             Kernel(
-                "global_entries",
-                "key_rows_kernel",
+                "attention_rows",
+                "attention_rows_kernel",
                 ENTRIES_SIGNATURE,
-                {"WIDTH": 128, "LATENT": 512, "STEP": step, "PAIRS": 32, "ROWS": rows, "FAST": True, "EARLY": True},
-                {"num_warps": 8, "num_stages": 4, "launch_pdl": True},
+                none | window | kind | {"ROUND": rounded, "ROWS": sizes["num_warps"], "EARLY": early},
+                {"num_warps": sizes["num_warps"], "launch_pdl": early},
+                architectures=architectures,
             )
-            for rows, step in ((16, 512), (64, 64))
+            for sizes, architectures in _sizes("attention_rows")
+            for kind in kinds
+            for rounded in ((True, False) if "LATENT" in kind else (False,))
+            for early in (True, False)
         ),
-        Kernel("global_entries", "keep_rows_kernel", ENTRIES_SIGNATURE, {"WIDTH": 1024, "BLOCK": 1024}),
+        *_tuned(
+            "index_keys",
+            "attention_rows",
+            "index_keys_kernel",
+            ENTRIES_SIGNATURE,
+            {"WIDTH": 128, "LATENT": 512, "PAIRS": 32, "FAST": True},
+            early=(True, False),
+            module="key_kernel",
+        ),
         *(
             Kernel(
                 "record_runs",
@@ -367,15 +374,6 @@ def _streams() -> Iterator[Kernel]:
         *_tuned("round_trip", "quantise", "round_trip_kernel", ROWS_SIGNATURE, {}, **both),
         *_tuned("engram_gate", "engram_gate", "let_in_kernel", ROWS_SIGNATURE, row | {"S": 4, "MASKED": True}, **both),
     )
-
-
-def _early_and_late(
-    operation: str, name: str, signature: Mapping[str, str], constants: Mapping[str, Any], *, num_warps: int = 4
-) -> Iterator[Kernel]:
-    """Launched while the kernel before it runs, and not (`packing_kernel.comes_early`)."""
-    for early in (True, False):
-        options = {"num_warps": num_warps, "launch_pdl": early}
-        yield Kernel(operation, name, signature, dict(constants) | {"EARLY": early}, options)
 
 
 def _sampling() -> Iterator[Kernel]:

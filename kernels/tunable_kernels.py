@@ -24,6 +24,19 @@ class Tunable:
 PRODUCT = {"COLUMNS": (64, 128), "STEP": (64, 128), "num_warps": (4, 8), "num_stages": STAGES}
 
 TUNABLES: Mapping[str, Tunable] = {
+    # A row a warp.
+    "attention_rows": Tunable({"num_warps": WARPS}),
+    # Rows of a tile, keys of a slice of the matrix, channels of a step.
+    "index_keys": Tunable(
+        {
+            "ROWS": (16, 32, 64, 128),
+            "COLUMNS": (32, 64, 128),
+            "STEP": (64, 128, 512),
+            "num_warps": (4, 8),
+            "num_stages": STAGES,
+        },
+        changes_bits=True,
+    ),
     "rms_norm": Tunable({"num_warps": WARPS}, changes_bits=True),
     "rms_norm_fp8": Tunable({"num_warps": WARPS}, changes_bits=True),
     "engram_gate": Tunable({"num_warps": WARPS}, changes_bits=True),

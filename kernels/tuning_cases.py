@@ -12,6 +12,9 @@ import torch
 from torch import Tensor
 
 from . import rms_norm as norms
+from .attention_rows import EntryRows, LatentRows, WindowRows
+from .attention_rows import triton_kernel as attention_rows
+from .attention_rows.key_kernel import write_index_keys
 from .candidates import triton_kernel as candidates
 from .engram_gate.triton_kernel import let_in
 from .experts.triton_kernel import routed_experts, swiglu
@@ -24,7 +27,7 @@ from .quantise.triton_kernel import fp8_block32_round_trip
 from .sparse_attention import sparse_attention
 from .top_entries.triton_kernel import top_entries
 
-D, S, PAIRS, INDEX_HEADS, INDEX_WIDTH = 5120, 4, 32, 32, 128
+D, S, Q_RANK, PAIRS, INDEX_HEADS, INDEX_WIDTH = 5120, 4, 1280, 32, 32, 128
 HEADS, WIDTH, WINDOW, RING, CHOSEN = 64, 512, 128, 140, 512
 ENTRIES, BLOCK, DRAFT_ROWS = 65_536, 256, 6
 EXPERTS, CHOICES, COLUMNS = 48, 6, 2304
@@ -64,6 +67,8 @@ def _all_cases() -> list[Case]:
     drafts: dict[str, Any] = {"rows_each": DRAFT_ROWS}
     choices: dict[str, Any] = {"rows_each": CHOICES, "shared_bytes": EXPERT_BYTES}
     return [
+        Case("attention_rows", (48, 1536, 16384), _attention_rows, 14_500),
+        Case("index_keys", (48, 1536, 4096, 16384), _index_keys, 2 * WIDTH + 68, 2 * WIDTH * INDEX_WIDTH),
         Case("swiglu", few, _swiglu, 6 * COLUMNS),
         Case("round_trip", few, _round_trip, 4 * D),
         Case("index_queries", few, _index_queries, 4 * INDEX_HEADS * INDEX_WIDTH),
@@ -99,6 +104,44 @@ _draw = partial(_normal, dtype=torch.bfloat16)
 def _bytes(*shape: int, low: int = 0, high: int = 256) -> Tensor:
     generator = torch.Generator(DEVICE).manual_seed(0)
     return torch.randint(low, high, shape, device=DEVICE, dtype=torch.uint8, generator=generator)
+
+
+def _entry_rows(rows: int, seed: int) -> EntryRows:
+    """Each row is a group."""
+    angles, each = _normal(rows, PAIRS, seed=seed), torch.arange(rows, dtype=torch.int32, device=DEVICE)
+    entries, keys = (
+        torch.empty(rows, kind.record_bytes(width), dtype=torch.uint8, device=DEVICE)
+        for kind, width in ((FP4_BLOCK16, WIDTH), (MXFP4_BLOCK32, INDEX_WIDTH))
+    )
+    weight, norm, key_norm = _draw(INDEX_WIDTH, WIDTH, seed=seed), _draw(WIDTH, seed=1), _draw(INDEX_WIDTH, seed=2)
+    raw, cos, sin = _normal(rows, WIDTH, seed=seed), angles.cos(), angles.sin()
+    return EntryRows(raw, None, None, None, norm, weight, key_norm, cos, sin, each, entries, keys)
+
+
+def _attention_rows(rows: int, seed: int) -> Call:
+    """With the index keys that follow."""
+    entries, joined = _entry_rows(rows, seed), _draw(rows, Q_RANK + WIDTH, seed=seed)
+    pool = torch.empty(rows, FP8_BLOCK32.record_bytes(WIDTH), dtype=torch.uint8, device=DEVICE)
+    norms = _draw(Q_RANK, seed=1), _draw(WIDTH, seed=2)
+    latents = LatentRows(joined[:, :Q_RANK], norms[0])
+    window = WindowRows(joined[:, Q_RANK:], norms[1], entries.cos, entries.sin, entries.destinations, pool)
+
+    def call() -> tuple[Tensor, ...]:
+        written = attention_rows.write_attention_rows(latents, window, entries, eps=1e-20)
+        assert written is not None
+        return written, pool, entries.entries, entries.keys
+
+    return call
+
+
+def _index_keys(rows: int, seed: int) -> Call:
+    entries, latents = _entry_rows(rows, seed), _draw(rows, WIDTH, seed=seed)
+
+    def call() -> Tensor:
+        write_index_keys(latents, torch.zeros(rows, dtype=torch.int32, device=DEVICE), entries, eps=1e-20)
+        return entries.keys
+
+    return call
 
 
 def _norm(norm: Callable[..., Any], rows: int, seed: int) -> Call:

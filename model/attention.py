@@ -40,6 +40,8 @@ class RowWriter:
     kv_norm: Tensor
     global_kv: GlobalKvWriter | None
     eps: float
+    joined: Projection | None = None
+    """The query's first matrix above `kv`, where both take the same rows: then both lie in it."""
 
     @classmethod
     def from_weights(cls, weights: Weights, config: ModelConfig, layer: int) -> Self:
@@ -54,19 +56,18 @@ class RowWriter:
             eps=config.rms_norm_eps,
         )
 
-    def write(self, x: Tensor, run: ForwardPass) -> Tensor:
+    def write(self, x: Tensor, run: ForwardPass, attention: Attention | None) -> tuple[Tensor, Tensor | None]:
         """x [rows, D], the normalised input. Returns the window pool of the layer's `WindowPlan`, [pool, head_dim], or
-        where records stay packed that of its `PackedWindow`, [pool, record_bytes]."""
+        where records stay packed that of its `PackedWindow`, [pool, record_bytes]. There, query latents for `attention`
+        come with it, if it looks from the same rows."""
         if run.plan.packed is not None:
-            if self.global_kv is not None:
-                packed_attention.write_entries(self.global_kv, x, run)
-            return packed_attention.write_window(self, x, run)
+            return packed_attention.write_rows(self, x, run, attention)
         row = rms_norm(self.kv(x), self.kv_norm, eps=self.eps)
         records = run.all_rows(run.caches.formats.window.encode(run.rotary(compressed=self.compressed).rotate(row)))
         if self.global_kv is not None:
             self.global_kv.write(x, run)
         pool = _swap_window(records, run.caches.windows[self.layer], run.window_plan(self.layer))
-        return run.caches.formats.window.decode(pool, row.shape[1], row.dtype)
+        return run.caches.formats.window.decode(pool, row.shape[1], row.dtype), None
 
 
 def from_pool(pool: Tensor, index: Tensor) -> Selection:
@@ -119,13 +120,14 @@ class Attention:
             eps=config.rms_norm_eps,
         )
 
-    def in_layer(self, x: Tensor, window_pool: Tensor, run: ForwardPass) -> Tensor:
-        """x [rows, D] the normalised input, `window_pool` of `RowWriter.write` -> [rows, D]."""
-        latent = rms_norm(self.query_down(x), self.query_norm, eps=self.eps)
+    def in_layer(self, x: Tensor, window_pool: Tensor, latent: Tensor | None, run: ForwardPass) -> Tensor:
+        """x [rows, D] the normalised input, `window_pool` and `latent` of `RowWriter.write` -> [rows, D]."""
         if run.plan.packed is not None:
+            latent = packed_attention.query_latents(self, x) if latent is None else latent
             if self.indexer is not None:
                 run.selection = packed_attention.select(self.indexer, x, latent, run)
             return self._project(packed_attention.look(self, latent, window_pool, run))
+        latent = rms_norm(self.query_down(x), self.query_norm, eps=self.eps)
         if self.indexer is not None:
             run.selection = self.indexer.select(x, latent, run)
         window = from_pool(window_pool, run.window_plan(self.layer).index)

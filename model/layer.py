@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol, Self
 
 from torch import Tensor
@@ -156,11 +156,14 @@ class Layer:
             tail = LayerTail.from_weights(
                 weights, config, layer, name=name, experts=experts, chosen=chosen, make_experts=make_experts
             )
+        writer = RowWriter.from_weights(weights.below("attn."), config, layer)
+        if tail is not None and layer != config.last_kv_source:
+            writer, tail = _joined(writer, tail)
         return cls(
             number=layer,
             engram=engram,
             attention_norm=weights["attn_norm.weight"],
-            writer=RowWriter.from_weights(weights.below("attn."), config, layer),
+            writer=writer,
             tail=tail,
             eps=config.rms_norm_eps,
         )
@@ -173,13 +176,22 @@ class Layer:
         if self.number in run.config.dspark_target_layer_ids:
             run.taps.append(narrow(widen(run.streams).mean(dim=1), run.streams.dtype))
         x = rms_norm(collapse(run.streams, run.pre), self.attention_norm, eps=self.eps)
-        window_pool = self.writer.write(x, run)
-        tail = self.tail
+        tail, last_source = self.tail, self.number == run.config.last_kv_source
+        looks_from_all = tail is not None and not (last_source and run.plan.kept_index is not None)
+        window_pool, latent = self.writer.write(x, run, tail.attention if tail is not None and looks_from_all else None)
         if tail is None:
             return
-        if self.number == run.config.last_kv_source:
+        if last_source:
             x = run.keep(x)
             if run.rows.count == 0:
                 return
         run.record(f"{name}.attn_in", x)
-        tail(run, lambda: tail.attention.in_layer(x, window_pool, run))
+        tail(run, lambda: tail.attention.in_layer(x, window_pool, latent, run))
+
+
+def _joined(writer: RowWriter, tail: LayerTail) -> tuple[RowWriter, LayerTail]:
+    """With the first matrices of queries and window rows in one. Not in the last KV source: it may look from fewer rows
+    than it writes, and role `encoder` only writes, with the same bits."""
+    joined, query_down, kv = tail.attention.query_down.above(writer.kv)
+    attention = replace(tail.attention, query_down=query_down)
+    return replace(writer, kv=kv, joined=joined), replace(tail, attention=attention)

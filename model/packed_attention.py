@@ -11,14 +11,13 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from whalepod.kernels.attention_rows import EntryRows, LatentRows, WindowRows, write_attention_rows
 from whalepod.kernels.candidates import candidate_blocks, candidate_scores, entry_places
-from whalepod.kernels.global_entries import keep_raw_rows, write_global_entries
 from whalepod.kernels.index_queries import index_queries
 from whalepod.kernels.numerics import tiled
 from whalepod.kernels.packed_index_scores import packed_index_scores
 from whalepod.kernels.sparse_attention import sparse_attention
 from whalepod.kernels.top_entries import top_entries
-from whalepod.kernels.window_rows import write_window_rows
 
 from .forward_pass import ForwardPass, PackedSelection
 from .packed_plan import PackedPlan, PackedWindow
@@ -30,55 +29,88 @@ if TYPE_CHECKING:
     from .indexer import Indexer
 
 
-def write_window(writer: RowWriter, x: Tensor, run: ForwardPass) -> Tensor:
-    """x [rows, D] the normalised input -> the pool [.., record_bytes] that holds the window of its rows."""
-    window = packed_window(run, writer.layer)
-    rows, angles = writer.kv(x), run.rotary(compressed=writer.compressed)
-    return put_records(rows, writer.kv_norm, angles, window, run.caches.windows[writer.layer], eps=writer.eps)
+def write_rows(
+    writer: RowWriter, x: Tensor, run: ForwardPass, attention: Attention | None
+) -> tuple[Tensor, Tensor | None]:
+    """x [rows, D] the normalised input -> the pool [.., record_bytes] that holds the window of its rows; and of
+    `attention`, if it looks from these same rows, the query latents, which follow a product of the same input."""
+    window, angles = packed_window(run, writer.layer), run.rotary(compressed=writer.compressed)
+    entries = None if writer.global_kv is None else _entries(writer.global_kv, x, run)
+    if attention is None or writer.joined is None:
+        latents = None if attention is None else attention.query_down(x)
+        rows = writer.kv(x)
+    else:
+        latents, rows = writer.joined(x).split([attention.query_down.weight.shape[0], writer.kv.weight.shape[0]], dim=1)
+    return put_records(
+        rows,
+        writer.kv_norm,
+        angles,
+        window,
+        run.caches.windows[writer.layer],
+        latents=None if attention is None or latents is None else _latent_rows(attention, latents),
+        entries=entries,
+        eps=writer.eps,
+    )
 
 
 def put_records(
-    rows: Tensor, norm: Tensor, angles: RotaryAngles, window: PackedWindow, ring: Tensor, *, eps: float
-) -> Tensor:
+    rows: Tensor,
+    norm: Tensor,
+    angles: RotaryAngles,
+    window: PackedWindow,
+    ring: Tensor,
+    *,
+    latents: LatentRows | None = None,
+    entries: EntryRows | None = None,
+    eps: float,
+) -> tuple[Tensor, Tensor | None]:
     """Normalise, turn and pack rows [rows, head_dim] into the ring [slots, ring_rows, record_bytes], and into the pool
-    that their queries look at, which this returns."""
+    that their queries look at, which this returns. With it comes what else `write_attention_rows` does."""
     ring, scratch = ring.flatten(0, 1), window.scratch
     pool = ring
     if scratch is not None:
         pool = ring.new_empty(scratch.rows, ring.shape[1])
         pool[scratch.previous_places] = ring[scratch.previous]
-    write_window_rows(rows, norm, angles.cos, angles.sin, window.writes, pool, eps=eps)
+    window_rows = WindowRows(rows, norm, angles.cos, angles.sin, window.writes, pool)
+    latent = write_attention_rows(latents=latents, window=window_rows, entries=entries, eps=eps)
     if scratch is not None:
         ring[scratch.kept_slots] = pool[scratch.kept_places]
-    return pool
+    return pool, latent
 
 
-def write_entries(writer: GlobalKvWriter, x: Tensor, run: ForwardPass) -> None:
+def query_latents(attention: Attention, x: Tensor) -> Tensor:
+    """x [rows, D] the normalised input -> [rows, q_lora_rank], rounded as the matrices behind take it."""
+    latents = write_attention_rows(latents=_latent_rows(attention, attention.query_down(x)), eps=attention.eps)
+    assert latents is not None
+    return latents
+
+
+def _latent_rows(attention: Attention, rows: Tensor) -> LatentRows:
+    return LatentRows(rows, attention.query_norm, attention.query_up.input_format)
+
+
+def _entries(writer: GlobalKvWriter, x: Tensor, run: ForwardPass) -> EntryRows:
     """x [rows, D], the normalised input of a KV source."""
     plan, caches = packed_plan(run).entries[writer.ratio], run.caches
     angles = _entry_angles(run, writer.ratio)
-    raw = writer.compressor(x, out_dtype=torch.float32)
-    ring = caches.groups[writer.layer].flatten(0, 1).flatten(1) if plan.earlier is not None else None
-    write_global_entries(
-        raw,
-        ring,
-        plan.earlier,
-        writer.norm,
-        writer.index_key.weight,
-        writer.index_key_norm,
-        angles.cos,
-        angles.sin,
-        plan.destinations,
-        caches.global_kv[writer.layer].flatten(0, 1),
-        caches.index_keys[writer.layer].flatten(0, 1),
-        eps=writer.eps,
+    return EntryRows(
+        raw=writer.compressor(x, out_dtype=torch.float32),
+        ring=None if plan.members is None else caches.groups[writer.layer].flatten(0, 1).flatten(1),
+        members=plan.members,
+        keeps=plan.keeps,
+        norm=writer.norm,
+        key_weight=writer.index_key.weight,
+        key_norm=writer.index_key_norm,
+        cos=angles.cos,
+        sin=angles.sin,
+        destinations=plan.destinations,
+        entries=caches.global_kv[writer.layer].flatten(0, 1),
+        keys=caches.index_keys[writer.layer].flatten(0, 1),
     )
-    if ring is not None:
-        keep_raw_rows(raw, plan.raw_places, ring)
 
 
 def _entry_angles(run: ForwardPass, ratio: int) -> RotaryAngles:
-    """Of the first positions of the groups that end with the rows; all sources of a ratio ask for the same."""
+    """Of the first positions of the rows' groups; all sources of a ratio ask for the same."""
     if ratio == 1:
         return run.rotary(compressed=True)
     if ratio not in run.entry_angles:
@@ -88,7 +120,7 @@ def _entry_angles(run: ForwardPass, ratio: int) -> RotaryAngles:
 
 
 def select(indexer: Indexer, x: Tensor, latent: Tensor, run: ForwardPass) -> PackedSelection:
-    """x [rows, D] the layer's normalised input, latent [rows, q_lora_rank] its normalised query latent."""
+    """x [rows, D] the layer's normalised input, latent [rows, q_lora_rank] of `write_rows` or `query_latents`."""
     config, plan = indexer.config, packed_plan(run)
     ratio = config.ratio(indexer.source)
     rows = plan.every if run.rows is run.plan.every else plan.kept
@@ -124,7 +156,7 @@ def _queries(indexer: Indexer, x: Tensor, latent: Tensor, run: ForwardPass) -> t
     """Queries [rows, heads, width] after their round trip, and the heads' weights [rows, heads] float32."""
     heads, width = indexer.config.index_n_heads, indexer.config.index_head_dim
     angles = run.rotary(compressed=True)
-    queries = index_queries(indexer.queries(latent).unflatten(1, (heads, width)), angles.cos, angles.sin)
+    queries = index_queries(indexer.queries.of_prepared(latent).unflatten(1, (heads, width)), angles.cos, angles.sin)
     return queries, indexer.head_weights(x, out_dtype=torch.float32) * (width**-0.5 * heads**-0.5)
 
 
@@ -133,10 +165,10 @@ def _keys(indexer: Indexer, run: ForwardPass) -> Tensor:
 
 
 def look(attention: Attention, latent: Tensor, pool: Tensor, run: ForwardPass) -> Tensor:
-    """latent [rows, q_lora_rank], `pool` of `write_window` -> what the heads saw [rows, heads, head_dim], turned
-    back."""
+    """latent [rows, q_lora_rank] as in `select`, `pool` of `write_rows` -> what the heads saw [rows, heads, head_dim],
+    turned back."""
     window, angles = packed_window(run, attention.layer), run.rotary(compressed=attention.compressed)
-    queries = attention.query_up(latent).unflatten(1, (attention.heads, -1))
+    queries = attention.query_up.of_prepared(latent).unflatten(1, (attention.heads, -1))
     source = run.config.kv_source(attention.layer)
     chosen = run.selection.places if source is not None and isinstance(run.selection, PackedSelection) else None
     return sparse_attention(

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from .caches import Caches
 from .config import ModelConfig
-from .rows import Ints, Rows, ring_writes
+from .rows import Ints, Rows, ring_writes, runs
 
 NO_RING = 1 << 30
 """Modulus of a pool that is in the order of positions."""
@@ -144,36 +144,76 @@ class PackedWindow:
 
 @dataclass(frozen=True, slots=True)
 class PackedEntries:
-    """The groups of one ratio that end with the rows of a forward."""
+    """The groups of one ratio that the rows of a forward are in, as `EntryRows` takes them. Of groups of one row there
+    are as many as rows, with padding."""
 
-    earlier: Tensor | None
-    """[rows, ratio - 1] the other rows of each group (`write_global_entries`); None with groups of one row."""
+    members: Tensor | None
+    """[groups, ratio] None with groups of one row, as `keeps` is."""
+    keeps: Tensor | None
+    """[groups, ratio]"""
     positions: Tensor
-    """[rows] int64: position of the group's first row."""
+    """[groups] int64: position of the group's first row."""
     destinations: Tensor
-    """[rows] where the entry goes; -1: no group ends here, or its entry is there already."""
-    raw_places: Tensor
-    """[rows] where the ring keeps the raw row; -1: nowhere."""
+    """[groups] where the entry goes; -1: the group does not end here, or its entry is there already."""
 
     @classmethod
     def build(
-        cls, rows: Rows, tables: Ints, write_starts: Ints, slots: Ints, *, ratio: int, block_tokens: int, ring_rows: int
+        cls,
+        rows: Rows,
+        tables: Ints,
+        write_starts: Ints,
+        slots: Ints,
+        *,
+        ratio: int,
+        block_tokens: int,
+        ring_rows: int,
+        shape: PlanShape | None,
     ) -> Self:
-        real = np.arange(len(rows.positions)) < rows.count
-        positions, segments, per_block = rows.positions, rows.segments, block_tokens // ratio
-        number = positions // ratio
-        ends = real & ((positions + 1) % ratio == 0) & (number >= write_starts[segments] // ratio)
-        places = tables[segments, number // per_block] * per_block + number % per_block
-        tokens = positions[:, None] + np.arange(1 - ratio, 0)
-        own = rows.offsets[segments, None] + tokens - rows.starts[segments, None]
-        in_ring = -1 - (slots[segments, None] * ring_rows + tokens % ring_rows)
-        kept = real & (positions >= rows.ends[segments] - ring_rows)
+        members = keeps = None
+        if ratio == 1:
+            segments, numbers, count = rows.segments, rows.positions, rows.count
+        else:
+            first = rows.starts // ratio
+            segments, numbers = runs(first, np.where(rows.ends > rows.starts, -(-rows.ends // ratio), first))
+            count = len(numbers)
+            padding = 0 if shape is None else _groups_max(shape, ratio) - count
+            segments, numbers = np.pad(segments, (0, padding)), np.pad(numbers, (0, padding))
+            members, keeps = _members(rows, slots, segments, numbers, ratio=ratio, ring_rows=ring_rows)
+            members[count:], keeps[count:] = 0, -1
+        complete = (np.arange(len(numbers)) < count) & ((numbers + 1) * ratio <= rows.ends[segments])
+        per_block = block_tokens // ratio
+        written = complete & (numbers >= write_starts[segments] // ratio)
+        places = tables[segments, numbers // per_block] * per_block + numbers % per_block
         return cls(
-            earlier=_tensor(np.where(tokens >= rows.starts[segments, None], own, in_ring)) if ratio > 1 else None,
-            positions=torch.from_numpy(number * ratio),
-            destinations=_tensor(np.where(ends, places, -1)),
-            raw_places=_tensor(np.where(kept, slots[segments] * ring_rows + positions % ring_rows, -1)),
+            members=None if members is None else _tensor(members),
+            keeps=None if keeps is None else _tensor(keeps),
+            positions=torch.from_numpy(numbers * ratio),
+            destinations=_tensor(np.where(written, places, -1)),
         )
+
+
+def _groups_max(shape: PlanShape, ratio: int) -> int:
+    """How many groups the rows of a forward of this shape can be in: n rows of a segment in (n - 2) / ratio + 2."""
+    return min(shape.rows, (shape.rows - 2 * shape.segments) // ratio + 2 * shape.segments)
+
+
+def _members(
+    rows: Rows, slots: Ints, segments: Ints, numbers: Ints, *, ratio: int, ring_rows: int
+) -> tuple[Ints, Ints]:
+    """Of each group [groups, ratio], where its rows are and which place of the ring they are kept at, or for those in
+    the ring already, which row of this forward takes their place (`EntryRows`)."""
+    starts, ends = rows.starts[segments, None], rows.ends[segments, None]
+    tokens = numbers[:, None] * ratio + np.arange(ratio)
+    offsets = rows.offsets[segments, None] - starts
+    places = slots[segments, None] * ring_rows + tokens % ring_rows
+    own, before = (tokens >= starts) & (tokens < ends), tokens < starts
+    members = np.where(own, offsets + tokens, np.where(before, -1 - places, 0))
+    # The first group's rows in the ring are read by its program alone, which then lets others take their places.
+    group_starts = starts // ratio * ratio
+    elsewhere = (tokens - group_starts) % ring_rows < starts - group_starts
+    keeps = np.where(own & (tokens >= ends - ring_rows) & ~elsewhere, places, -1)
+    latest = tokens + (ends - 1 - tokens) // ring_rows * ring_rows
+    return members, np.where(before & (latest >= starts), offsets + latest, keeps)
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,6 +270,7 @@ class PackedPlan:
                     ratio=ratio,
                     block_tokens=caches.block_tokens,
                     ring_rows=caches.group_ring_rows,
+                    shape=shape,
                 )
                 for ratio in ratios
             },

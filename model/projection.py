@@ -23,10 +23,25 @@ class Projection:
 
     def __call__(self, x: Tensor, *, out_dtype: torch.dtype | None = None) -> Tensor:
         """x [rows, in] -> [rows, out]."""
-        return linear(self.prepare(x), self.weight, out_dtype=out_dtype)
+        return self.of_prepared(self.prepare(x), out_dtype=out_dtype)
+
+    def of_prepared(self, x: Tensor, *, out_dtype: torch.dtype | None = None) -> Tensor:
+        """x [rows, in], rounded as `prepare` rounds -> [rows, out]."""
+        return linear(x, self.weight, out_dtype=out_dtype)
 
     def prepare(self, x: Tensor) -> Tensor:
         return x if self.input_format is None else round_trip(x, self.input_format)
+
+    def above(self, other: Projection) -> tuple[Projection, Projection, Projection]:
+        """The matrices of this and of another one, that take the same input, one below the other: both in one, and
+        each of them, which lies in it."""
+        assert self.input_format == other.input_format, (self.input_format, other.input_format)
+        both, outputs = torch.cat((self.weight, other.weight)), self.weight.shape[0]
+        return (
+            Projection(both, self.input_format),
+            Projection(both[:outputs], self.input_format),
+            Projection(both[outputs:], self.input_format),
+        )
 
 
 @dataclass(frozen=True, slots=True)

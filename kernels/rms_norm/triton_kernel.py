@@ -13,6 +13,7 @@ from whalepod.kernels.packing_kernel import (
     chunk_of,
     comes_early,
     e4m3_bytes,
+    narrowed,
     power_of_two,
     power_of_two_exponent,
     rounded,
@@ -55,9 +56,11 @@ def rms_norm_kernel(
         channel = chunk * CHUNK + tl.arange(0, CHUNK)
         there = channel < WIDTH
         value = values[chunk].to(tl.float32) * root * weights[chunk].to(tl.float32)
-        value = rounded(value, x.dtype.element_ty)
-        tl.store(out + row * WIDTH + channel, value, mask=there)
-        if QUANTISE:
+        if not QUANTISE:
+            tl.store(out + row * WIDTH + channel, narrowed(value, x.dtype.element_ty), mask=there)
+        else:
+            value = rounded(value, x.dtype.element_ty)
+            tl.store(out + row * WIDTH + channel, value, mask=there)
             grouped = value.reshape(CHUNK // GROUP, GROUP)
             exponent = power_of_two_exponent(tl.maximum(tl.max(tl.abs(grouped), 1) / 448.0, TARGET_MIN))
             grouped = grouped * power_of_two(254 - exponent)[:, None]

@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from tests.kernels.gpu_tensors import BF16, HIDDEN, KEY_WIDTH, angles, assert_close, bf16, draw
 from whalepod.engine.expert_parallel.placement import even_placement
 from whalepod.kernels import sampling
 from whalepod.kernels.candidates import candidate_blocks, candidate_scores, entry_places
@@ -31,8 +32,6 @@ from whalepod.kernels.expert_messages import reference as messages_reference
 from whalepod.kernels.experts import combine_outputs, dense_expert, expert_outputs, routed_experts
 from whalepod.kernels.experts import reference as experts_reference
 from whalepod.kernels.experts.triton_kernel import swiglu
-from whalepod.kernels.global_entries import reference as entries_reference
-from whalepod.kernels.global_entries import write_global_entries
 from whalepod.kernels.index_queries import index_queries
 from whalepod.kernels.index_queries import reference as queries_reference
 from whalepod.kernels.indexer import candidate_mask, select_top
@@ -43,7 +42,7 @@ from whalepod.kernels.mhc import reference as mhc_reference
 from whalepod.kernels.numerics import whole_batches
 from whalepod.kernels.packed_index_scores import packed_index_scores
 from whalepod.kernels.packed_index_scores import reference as scores_reference
-from whalepod.kernels.quantise import FP4_BLOCK16, FP8_BLOCK32, MXFP4_BLOCK32, PackedFormat, round_trip
+from whalepod.kernels.quantise import FP8_BLOCK32, MXFP4_BLOCK32, PackedFormat, round_trip
 from whalepod.kernels.rms_norm import reference as norm_reference
 from whalepod.kernels.rms_norm import rms_norm, rms_norm_fp8
 from whalepod.kernels.router import reference as router_reference
@@ -51,35 +50,10 @@ from whalepod.kernels.router import route
 from whalepod.kernels.top_entries import reference as top_reference
 from whalepod.kernels.top_entries import top_entries
 from whalepod.kernels.tuning import tune
-from whalepod.kernels.window_rows import reference as window_reference
-from whalepod.kernels.window_rows import write_window_rows
 
 pytestmark = pytest.mark.skipif(
     not torch.cuda.is_available() or os.environ.get("TRITON_INTERPRET") == "1", reason="needs a GPU"
 )
-
-WIDTH, KEY_WIDTH, PAIRS, HIDDEN = 512, 128, 32, 5120
-BF16 = 4e-3
-"""Relative norm that rounding results to bfloat16 explains."""
-
-
-def draw(*shape: int, seed: int = 0) -> Tensor:
-    generator = torch.Generator("cuda").manual_seed(seed)
-    return torch.randn(*shape, device="cuda", generator=generator)
-
-
-def bf16(*shape: int, seed: int = 0) -> Tensor:
-    return draw(*shape, seed=seed).bfloat16()
-
-
-def angles(rows: int) -> tuple[Tensor, Tensor]:
-    turned = draw(rows, PAIRS, seed=99) * 6
-    return turned.cos(), turned.sin()
-
-
-def assert_close(ours: Tensor, wanted: Tensor, tolerance: float = BF16) -> None:
-    difference = (ours.double() - wanted.double()).norm() / wanted.double().norm().clamp(min=1e-30)
-    assert float(difference) <= tolerance, float(difference)
 
 
 @pytest.mark.parametrize("rows", [48, 1536])
@@ -102,20 +76,6 @@ def test_index_queries(rows: int) -> None:
     queries, (cos, sin) = bf16(rows, 32, KEY_WIDTH), angles(rows)
     ours, wanted = index_queries(queries, cos, sin), queries_reference.index_queries(queries, cos, sin)
     assert (ours != wanted).float().mean() < 1e-3
-
-
-@pytest.mark.parametrize("rows", [1, 48, 1536, 17_000])
-def test_window_rows(rows: int) -> None:
-    x, weight, (cos, sin) = bf16(rows, WIDTH), bf16(WIDTH, seed=1), angles(rows)
-    destinations = torch.randperm(2 * rows, device="cuda", generator=torch.Generator("cuda").manual_seed(3))[
-        :rows
-    ].int()
-    destinations[::5] = -1
-    ours, wanted = (torch.zeros(2 * rows, WIDTH + WIDTH // 32, dtype=torch.uint8, device="cuda") for _ in range(2))
-    write_window_rows(x, weight, cos, sin, destinations, ours, eps=1e-20)
-    window_reference.write_window_rows(x, weight, cos, sin, destinations, wanted, eps=1e-20)
-    assert (ours != wanted).float().mean() < 1e-3
-    assert_close(FP8_BLOCK32.decode(ours, WIDTH, torch.float32), FP8_BLOCK32.decode(wanted, WIDTH, torch.float32), 0.01)
 
 
 @pytest.mark.parametrize("rows", [1, 48, 65, 1536, 4096])
@@ -159,56 +119,6 @@ def test_rows_have_the_same_bits_alone_and_among_others() -> None:
     for rows in (slice(0, 1), slice(7, 9), slice(60, 133), slice(count - 1, count)):
         for alone, among in zip(results(rows), together, strict=True):
             assert torch.equal(alone, among[rows])
-
-
-def test_entries_have_the_same_bits_however_many_there_are() -> None:
-    rows = 4200
-    raw, (cos, sin) = draw(rows, WIDTH), angles(rows)
-    weight, norm, key_norm = bf16(KEY_WIDTH, WIDTH, seed=4), bf16(WIDTH, seed=5), bf16(KEY_WIDTH, seed=6)
-
-    def written(taken: slice) -> tuple[Tensor, Tensor]:
-        count = len(raw[taken])
-        entries, keys = (
-            torch.zeros(count, kind.record_bytes(width), dtype=torch.uint8, device="cuda")
-            for kind, width in ((FP4_BLOCK16, WIDTH), (MXFP4_BLOCK32, KEY_WIDTH))
-        )
-        places = torch.arange(count, dtype=torch.int32, device="cuda")
-        write_global_entries(
-            raw[taken], None, None, norm, weight, key_norm, cos[taken], sin[taken], places, entries, keys, eps=1e-20
-        )
-        return entries, keys
-
-    together = written(slice(0, rows))
-    for taken in (slice(0, 1), slice(5, 22), slice(1000, 1048), slice(rows - 1, rows)):
-        for alone, among in zip(written(taken), together, strict=True):
-            assert torch.equal(alone, among[taken])
-
-
-@pytest.mark.parametrize(("rows", "ratio"), [(48, 2), (1536, 2), (48, 1), (513, 1)])
-def test_global_entries(rows: int, ratio: int) -> None:
-    grouped = ratio > 1
-    raw = draw(rows, WIDTH * (2 if grouped else 1))
-    ring = draw(100, 2 * WIDTH, seed=1) if grouped else None
-    earlier = (torch.arange(rows, device="cuda")[:, None] - 1).int() if grouped else None
-    destinations = torch.full((rows,), -1, dtype=torch.int32, device="cuda")
-    ends = torch.arange(0, rows, ratio, device="cuda")
-    destinations[ends] = torch.randperm(2 * rows, device="cuda", generator=torch.Generator("cuda").manual_seed(3))[
-        : len(ends)
-    ].int()
-    weight = (draw(KEY_WIDTH, WIDTH, seed=4) * WIDTH**-0.5).bfloat16()
-    pools = [
-        [torch.zeros(2 * rows, kind.record_bytes(width), dtype=torch.uint8, device="cuda") for _ in range(2)]
-        for kind, width in ((FP4_BLOCK16, WIDTH), (MXFP4_BLOCK32, KEY_WIDTH))
-    ]
-    given = (raw, ring, earlier, bf16(WIDTH, seed=5), weight, bf16(KEY_WIDTH, seed=6), *angles(rows), destinations)
-    write_global_entries(*given, pools[0][0], pools[1][0], eps=1e-20)
-    entries_reference.write_global_entries(*given, pools[0][1], pools[1][1], eps=1e-20)
-    kinds: list[tuple[PackedFormat, int]] = [(FP4_BLOCK16, WIDTH), (MXFP4_BLOCK32, KEY_WIDTH)]
-    for (kind, width), (ours, wanted) in zip(kinds, pools, strict=True):
-        a, b = (kind.decode(pool, width, torch.float32) for pool in (ours, wanted))
-        # A bfloat16 rounding that flips may carry a value over the middle between two codes.
-        assert (a != b).float().mean() < 0.01
-        assert_close(a, b, 0.05)
 
 
 @pytest.mark.parametrize("entries", [20_000, 131_072])

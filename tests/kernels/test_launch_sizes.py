@@ -164,7 +164,7 @@ def norm(lines: Any) -> dict[str, Any]:
         (table(architecture=True), "architecture is True"),
         (table(measured_on=3), "measured_on is 3; it names chip and versions, or is null"),
         (table([]), "kernels must be an object"),
-        (table({"softmax": {}}), "softmax is no kernel whose sizes are tuned; those are block_maxima, "),
+        (table({"softmax": {}}), "softmax is no kernel whose sizes are tuned; those are attention_rows, "),
         (table({"rms_norm": []}), 'rms_norm must be an object of shapes, "any" among them'),
         (table({"rms_norm": {"5120": {"exact": EXACT, "0": FEW}}}), 'rms_norm must be an object of shapes, "any"'),
         (norm([]), 'rms_norm, shape any: must be an object of numbers of rows, "0" among them'),

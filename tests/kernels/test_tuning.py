@@ -220,7 +220,7 @@ def test_kernels_that_change_no_bits_must_not_and_others_by_rounding_only() -> N
 
 
 def test_without_a_gpu_or_with_an_unknown_kernel_it_says_so() -> None:
-    with pytest.raises(ConfigError, match="softmax is no kernel whose sizes are tuned; those are block_maxima"):
+    with pytest.raises(ConfigError, match="softmax is no kernel whose sizes are tuned; those are attention_rows"):
         tune(["softmax"], [], None)
     if not torch.cuda.is_available():
         with pytest.raises(ConfigError, match="needs a GPU"):
