@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 
-from whalepod.core.block_keys import RUN_BLOCKS, BlockHash, block_keys
+from whalepod.core.block_keys import RUN_BLOCKS, BlockHash, BlockKey
 from whalepod.core.clock import SYSTEM_CLOCK, Clock, Deadline
 from whalepod.core.ids import RequestId
 from whalepod.core.tracing import span
@@ -44,11 +44,10 @@ from .state_store import (
     run_load,
     run_prefetch,
 )
+from .touches import TOUCH_TIMEOUT_S, Touches
 
 log = logging.getLogger(__name__)
 
-TOUCHES_MAX = 64
-"""Uses that the store is still to be told of; past this the oldest are not."""
 SEEN_BLOCKS_MAX = 1 << 16
 """Blocks offered to the store that are remembered, to know one that comes back."""
 
@@ -159,7 +158,7 @@ class Transfers:
         self._prefetches: deque[PrefetchJob] = deque()
         self._prefetching = False
         self._unlinks: deque[bytes] = deque()
-        self._touches: deque[tuple[Sequence[BlockHash], BlockHash]] = deque(maxlen=TOUCHES_MAX)
+        self._touches = Touches()
         self._handoff_writes = _Queue(deque())
         self._shared_writes = _Queue(deque())
         self._other_writes = _Queue(deque())
@@ -238,9 +237,10 @@ class Transfers:
             self._handoff_writes.remove(lambda write: write.owner == owner)
 
     def touch(self, hashes: Sequence[BlockHash], *, root: BlockHash) -> None:
-        """The leading blocks of a chain are being used: the store is told when there is nothing else to do."""
+        """The leading blocks of a chain are being used: the store is told when there is nothing else to do, run by run.
+        One that does not answer is told of nothing more that is queued."""
         with self._changed:
-            self._touches.append((hashes, root))
+            self._touches.add(hashes, root=root)
             self._changed.notify_all()
 
     def unlink(self, key: bytes) -> None:
@@ -325,17 +325,15 @@ class Transfers:
             unlinks, self._unlinks = [*self._unlinks, *self._left.take_due()], deque()
             queues = (self._handoff_writes, self._shared_writes, self._other_writes)
             batch = next((batch for queue in queues if (batch := queue.take_batch())), [])
-            touch = self._touches.popleft() if self._touches and not batch else None
+            touched = self._touches.take_run() if not batch else []
             room_freed, self._was_full = self._was_full, False
         if room_freed:
             self._deliver(RoomFreed())
         try:
             if unlinks:
                 self._store.unlink(unlinks, deadline=Deadline.after(self._write_timeout_s, self._clock))
-            if touch is not None:
-                hashes, root = touch
-                deadline = Deadline.after(self._write_timeout_s, self._clock)
-                self._store.touch(block_keys(hashes, root=root), deadline=deadline)
+            if touched:
+                self._tell_touched(touched)
             stored = self._store_batch(batch) if batch else 0
         except Exception:
             log.exception("a write failed: not stored")
@@ -346,6 +344,11 @@ class Transfers:
         if batch and batch[0].owner is not None:
             self._account(batch[0].owner, batch, stored)
         return True
+
+    def _tell_touched(self, keys: Sequence[BlockKey]) -> None:
+        if not self._store.touch(keys, deadline=Deadline.after(TOUCH_TIMEOUT_S, self._clock)):
+            with self._changed:
+                self._touches.forget()
 
     @property
     def has_writes(self) -> bool:

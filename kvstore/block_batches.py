@@ -130,14 +130,17 @@ class BlockBatches:
             if rejected is not None:
                 remove_if_corrupt(self._transport, rejected, deadline=deadline)
 
-    def renew(self, keys: Sequence[BlockKey], *, deadline: Deadline) -> None:
-        """Lengthen the lives of blocks that were used from elsewhere, unless this process has done it lately."""
+    def renew(self, keys: Sequence[BlockKey], *, deadline: Deadline) -> bool:
+        """Lengthen the lives of blocks that were used from elsewhere, unless this process has done it lately. False: a
+        server did not do it; the next were not asked."""
         by_shard: dict[Place, list[BlockKey]] = defaultdict(list)
         for key in self._due(keys):
             by_shard[self._transport.shard_of(block_store_key(key))].append(key)
         for shard, due in by_shard.items():
-            if self._transport.renew(shard, self._lives(due), deadline=deadline):
-                self._note_renewed(due)
+            if not self._transport.renew(shard, self._lives(due), deadline=deadline):
+                return False
+            self._note_renewed(due)
+        return True
 
     def put(self, blocks: Sequence[BlockToPut], *, deadline: Deadline) -> int:
         """How many leading blocks the store, or this rank for others, holds. Payloads have been checked."""

@@ -175,12 +175,11 @@ class KvClient:
         count, exact = leading(blocks.verdicts), Verdict.EXACT
         return Fetched(count=count, exact=tuple([verdict == exact for verdict in blocks.verdicts[:count]]))
 
-    def touch(self, keys: Sequence[BlockKey], *, deadline: Deadline) -> None:
+    def touch(self, keys: Sequence[BlockKey], *, deadline: Deadline) -> bool:
         """Renew the lives of blocks that were used, wherever they came from: what devices and node caches serve is then
-        not the first to leave the store. Each at most once in `touch_interval_s`."""
+        not the first to leave the store. Each at most once in `touch_interval_s`. False: a server did not do it."""
         assert self._required_writer
-        if self._transport.shards:
-            self._batches.renew(keys, deadline=deadline)
+        return not self._transport.shards or self._batches.renew(keys, deadline=deadline)
 
     def put_blocks(self, blocks: Sequence[BlockToPut], *, deadline: Deadline) -> int:
         """Store blocks; returns how many *leading* ones the store is known to hold, or this rank for others.

@@ -44,8 +44,9 @@ class MemoryStore:
             buffer[:] = self.blocks[key.hash][0]
         return Fetched(count, tuple(self.blocks[key.hash][1] for key in keys[:count]))
 
-    def touch(self, keys: Sequence[BlockKey], *, deadline: Deadline) -> None:
+    def touch(self, keys: Sequence[BlockKey], *, deadline: Deadline) -> bool:
         self.touched.append(keys)
+        return self.takes()
 
     def put_blocks(self, blocks: Sequence[BlockToPut], *, deadline: Deadline) -> int:
         self.calls.append(f"put {len(blocks)}")

@@ -96,10 +96,34 @@ def test_the_store_is_told_of_uses_after_everything_that_is_to_be_written() -> N
     assert world.store.touched == [keys]
 
 
+def test_the_store_is_told_of_a_long_chain_run_by_run_and_what_comes_meanwhile_goes_first() -> None:
+    world = _World()
+    keys = _keys(40)
+    world.transfers.touch([key.hash for key in keys], root=keys[0].parent)
+    assert world.transfers.work_on_write(wait=False)
+    world.transfers.write(_block(0, OWNER))
+    assert world.transfers.work_on_write(wait=False)
+    assert (world.store.calls, world.store.touched) == (["put 1"], [keys[:16]])
+    world.work()
+    assert world.store.touched == [keys[:16], keys[16:32], keys[32:]]
+
+
+def test_a_store_that_does_not_answer_is_told_of_no_other_use_that_is_queued() -> None:
+    world = _World(MemoryStore(takes=lambda: False))
+    keys = _keys(40)
+    for _ in range(3):
+        world.transfers.touch([key.hash for key in keys], root=keys[0].parent)
+    world.work()
+    assert world.store.touched == [keys[:16]]
+    world.transfers.touch([keys[0].hash], root=keys[0].parent)
+    world.work()
+    assert world.store.touched == [keys[:16], keys[:1]]
+
+
 def test_uses_that_the_store_is_not_told_of_do_not_pile_up() -> None:
     world = _World()
     for _ in range(1000):
-        world.transfers.touch([], root=BlockHash(bytes(32)))
+        world.transfers.touch([BlockHash(bytes(32))], root=BlockHash(bytes(32)))
     world.work()
     assert len(world.store.touched) == 64
 

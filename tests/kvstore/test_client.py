@@ -191,7 +191,7 @@ def test_a_touch_renews_blocks_that_were_used_from_elsewhere_once_in_its_interva
 
     def left(key: BlockKey) -> int:
         server.call("PEXPIRE", block_store_key(key), 1_000_000)
-        other.touch(keys, deadline=soon())
+        assert other.touch(keys, deadline=soon())
         return server.call("PTTL", block_store_key(key))
 
     intervals = REGISTRY.get_sample_value("whalepod_kv_reuse_interval_seconds_count") or 0.0
