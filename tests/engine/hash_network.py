@@ -46,12 +46,13 @@ class HashNetwork:
         """Computed so far."""
 
     def run(self, rows: Sequence[LaunchedRows]) -> list[NDArray[np.float32] | None]:
-        return [self._logits(row.segment) for row in rows]
+        return [self._logits(row) for row in rows]
 
     def draft(self, anchors: Sequence[Anchor], choose: Chooser, tokens: int) -> Drafts:
         raise NotImplementedError("it does not draft")
 
-    def _logits(self, segment: Segment) -> NDArray[np.float32] | None:
+    def _logits(self, row: LaunchedRows) -> NDArray[np.float32] | None:
+        segment, scores = row.segment, row.sequence.prompt_scores
         self.rows += len(segment.token_ids)
         state, start = self._embedded(segment), segment.start
         sums: dict[int, Hashes] = {}
@@ -71,6 +72,9 @@ class HashNetwork:
             ends = (np.arange(start, segment.end) + 1) // max(1, self._config.ratio(layer))
             seen = sums[source][ends] if source is not None else np.zeros(len(state), np.uint64)
             state = _mixed(state + window * np.uint64(3) + seen * np.uint64(5) + SALTS[layer])
+        if scores is not None:
+            wanted = scores.wanted(segment.start, segment.end)
+            scores.take(self._table[state[wanted.start - start : wanted.stop - start] % np.uint64(TABLE_ROWS)])
         if segment.logits_start is None:
             return None
         return self._table[state[max(0, segment.logits_start - start) :] % np.uint64(TABLE_ROWS)]

@@ -7,11 +7,12 @@ from dataclasses import dataclass, field, replace
 from functools import cache
 
 import grpc
+import numpy as np
 
 from tests.engine.engine_world import OPTIONS, World, tiny_model
 from tests.engine.eviction_fuzz import of_hashes
 from tests.simulation.plans import Ask
-from whalepod.engine.interface import Fidelity, FinishReason
+from whalepod.engine.interface import Fidelity, FinishReason, SampledToken
 from whalepod.engine.sampling_params import SamplingParams
 
 BLOCK_TOKENS = tiny_model().block_tokens
@@ -50,6 +51,9 @@ class Answer:
     began_s: float
     said: list[list[int]] = field(init=False)
     """Of each choice."""
+    logprobs: list[float] = field(default_factory=list[float])
+    """Of the first choice's tokens, if they were asked for; and of the prompt's."""
+    scores: list[float] = field(default_factory=list[float])
     reasons: dict[int, FinishReason] = field(default_factory=dict[int, FinishReason])
     told: End | None = None
     """It counts when the answer has ended."""
@@ -109,15 +113,21 @@ def _wrong_tokens(answer: Answer, choice: int, *, cold: bool) -> list[str]:
     ask, ids = answer.ask, answer.said[choice]
     if ask.fidelity is Fidelity.FAST and not cold:
         limit = ask.sampling.max_tokens or 0
-        complete = not answer.ok or not ask.sampling.ignore_eos or len(ids) == limit
+        may_stop = not ask.sampling.ignore_eos or bool(ask.sampling.stop_token_ids)
+        complete = not answer.ok or may_stop or len(ids) == limit
         return [] if complete and len(ids) <= limit else [f"{len(ids)} tokens of {limit}"]
-    if not answer.ok and not ids:
+    if not answer.ok and not ids and not answer.scores:
         return []
-    right, reason = oracle(ask.prompt, ask.sampling)
-    expected = list(right) if answer.ok else list(right[: len(ids)])
+    right = oracle(ask.prompt, ask.sampling)
+    expected = list(right.ids) if answer.ok else list(right.ids[: len(ids)])
     wrong = [] if ids == expected else [f"said {ids}, not {expected}"]
-    if answer.end is not None and answer.reasons[choice] is not reason:
-        wrong.append(f"finish reason {answer.reasons[choice].value}, not {reason.value}")
+    if answer.end is not None and answer.reasons[choice] is not right.reason:
+        wrong.append(f"finish reason {answer.reasons[choice].value}, not {right.reason.value}")
+    if ask.sampling.logprobs is not None and answer.logprobs != list(right.logprobs[: len(ids)]):
+        wrong.append(f"log-probabilities {answer.logprobs}, not {right.logprobs}")
+    scores = list(right.scores) if ids or answer.ok else list(right.scores[: len(answer.scores)])
+    if answer.scores != scores:
+        wrong.append(f"scores of the prompt {answer.scores}, not {right.scores}")
     return wrong
 
 
@@ -157,8 +167,22 @@ def _cold_rank() -> World:
     return World(options=replace(OPTIONS, slots=1, chunk_tokens=512), instrument=of_hashes)
 
 
+@dataclass(frozen=True, slots=True)
+class Right:
+    """What is to be said, and why it ends. Log-probabilities as they travel, in single precision."""
+
+    ids: tuple[int, ...]
+    reason: FinishReason
+    logprobs: tuple[float, ...]
+    scores: tuple[float, ...]
+
+
 @cache
-def oracle(prompt: tuple[int, ...], sampling: SamplingParams) -> tuple[tuple[int, ...], FinishReason]:
-    """What one rank without a store says, alone and in one chunk, and why it ends."""
+def oracle(prompt: tuple[int, ...], sampling: SamplingParams) -> Right:
+    """What one rank without a store says, alone and in one chunk."""
     heard = _cold_rank().generate(prompt, sampling, shares=False)
-    return tuple(heard.ids), heard.end.reason
+    return Right(tuple(heard.ids), heard.end.reason, _logprobs(heard.tokens), _logprobs(heard.prompt))
+
+
+def _logprobs(tokens: Iterable[SampledToken]) -> tuple[float, ...]:
+    return tuple(float(np.float32(token.logprob)) for token in tokens if token.logprob is not None)

@@ -56,6 +56,8 @@ async def _ask_over_grpc(ask: Ask, answer: Answer, network: Network, node: Node,
 
 def _note(answer: Answer, message: router_pb2.GenerateStreamResponse | router_pb2.GenerateResponse) -> None:
     answer.say(0, message.token_ids)
+    answer.logprobs += message.logprobs
+    answer.scores += message.prompt_logprobs
     if message.HasField("usage"):
         reason, usage, route = finish_reason_from_proto(message.finish_reason), message.usage, message.route
         assert reason is not None

@@ -170,7 +170,8 @@ def _asks(draw: Random, count: int, routers: int) -> list[Ask]:
     for number in range(count):
         stem = draw.choice(stems)
         prompt = stem[: draw.randint(1, len(stem))] if draw.random() < 0.3 else stem + _ids(draw, draw.randint(0, 40))
-        sampling, over_http = _sampling(draw), draw.random() < 0.5
+        over_http = draw.random() < 0.5
+        sampling = _sampling(draw, scored=not over_http)
         asks.append(
             Ask(
                 name=f"ask-{number}",
@@ -192,13 +193,20 @@ def _asks(draw: Random, count: int, routers: int) -> list[Ask]:
     return sorted(asks, key=lambda ask: ask.at_s)
 
 
-def _sampling(draw: Random) -> SamplingParams:
+def _sampling(draw: Random, *, scored: bool) -> SamplingParams:
+    """`scored`: log-probabilities may be asked for, of the answer and of the prompt."""
     seeded = draw.random() < 0.5
     return SamplingParams(
         temperature=1.0 if seeded else 0.0,
         seed=draw.randrange(3) if seeded else None,
         max_tokens=draw.choice((1, 2, 5, 20, 40, 60)),
         ignore_eos=draw.random() < 0.8,
+        min_tokens=draw.choice((0, 0, 0, 1)),
+        stop_token_ids=_ids(draw, 30) if draw.random() < 0.25 else (),
+        frequency_penalty=1.5 if draw.random() < 0.3 else 0.0,
+        repetition_penalty=1.3 if draw.random() < 0.2 else 1.0,
+        logprobs=0 if scored and draw.random() < 0.5 else None,
+        prompt_logprobs=0 if scored and draw.random() < 0.2 else None,
     )
 
 

@@ -247,8 +247,12 @@ class SimulatedRank:
 
     def _end_step(self) -> None:
         preempted = self.engine.preempted
-        self.engine.step()
-        self.engine.check()
+        try:
+            self.engine.step()
+            self.engine.check()
+        except Exception:
+            self.kill(with_host=False)  # as its process ends when its engine has failed
+            raise
         self._journal.seen["preempted"] += self.engine.preempted - preempted
 
     def _begin(self, worker: object, seconds: float, work: Callable[..., None], *args: object) -> None:
