@@ -1,12 +1,13 @@
 """A table of records by key in joint memory: bounded, without an owner, and never to be cleaned up.
 
-Keys are spread over sets of a few places. A full set gives its oldest record away: all that is kept in such tables may
-be forgotten. So a process that dies as it writes leaves one odd record behind, and no broken table.
+Keys are spread over sets of a few places. A full set gives its oldest record away that is in no use: all that is kept
+in such tables may be forgotten. So a process that dies as it writes leaves one odd record behind, and no broken table.
 """
 
 from __future__ import annotations
 
 import struct
+from collections.abc import Callable
 from typing import Final
 
 from .joint_memory import JointMemory
@@ -42,15 +43,16 @@ class KeyedRecords:
             at = self._memory.find(key, at + 1, start + WAYS * KEY_BYTES)
         return None
 
-    def put(self, key: bytes, *, now_s: float) -> tuple[int, bool]:
-        """Where the record of the key lies, stamped now, and whether it is new: then it holds anything."""
+    def put(self, key: bytes, *, now_s: float, in_use: Callable[[int], bool] = lambda _: False) -> tuple[int, bool]:
+        """Where the record of the key lies, stamped now, and whether it is new: then it holds anything. `in_use`: of
+        the record there; it is given away only for want of others."""
         start = self._start(key)
         found = self.find(key)
         if found is not None:
             way = (found - start - self._records_at) // self._record_bytes
         else:
             stamps = _STAMPS.unpack_from(self._memory, start + self._stamps_at)  # 0: never used
-            way = stamps.index(min(stamps))
+            way = min(range(WAYS), key=lambda way: (in_use(self._record(start, way)), stamps[way]))
             self._memory[start + way * KEY_BYTES : start + (way + 1) * KEY_BYTES] = key
         _STAMP.pack_into(self._memory, start + self._stamps_at + way * _STAMP.size, now_s)
         return self._record(start, way), found is None

@@ -39,7 +39,7 @@ class JointTenants:
         """As of `Tenants`: nobody else has it meanwhile. An error leaves it as it was."""
         key = blake2b(name.encode("utf-8", "surrogatepass"), digest_size=KEY_BYTES).digest()
         with self._lock:
-            at, is_new = self._records.put(key, now_s=self._clock.monotonic_s())
+            at, is_new = self._records.put(key, now_s=self._clock.monotonic_s(), in_use=self._has_requests)
             if is_new:
                 self._memory.bytes[at : at + _BUCKETS.size + self._counts.size] = bytes(
                     _BUCKETS.size + self._counts.size
@@ -66,6 +66,9 @@ class JointTenants:
         for (name, per_minute), tokens in charges.items():
             with self.opened(name) as tenant:
                 tenant.tokens.take(tokens, per_minute, self._clock.monotonic_s())
+
+    def _has_requests(self, at: int) -> bool:
+        return any(self._count(at + _BUCKETS.size))
 
     def _count(self, at: int) -> tuple[int, int]:
         """Requests here and in the other processes; what the dead had is not counted."""

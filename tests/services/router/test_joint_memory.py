@@ -27,7 +27,7 @@ from whalepod.services.router.joint_prefixes import PrefixTakenError, told_depth
 from whalepod.services.router.joint_records import WAYS, KeyedRecords
 from whalepod.services.router.pending_prefixes import REMEMBERED_S
 from whalepod.services.router.rank_table import RankTable
-from whalepod.services.router.tenant_limits import Limits, TenantLimits
+from whalepod.services.router.tenant_limits import TENANTS_MAX, Limits, TenantLimits
 
 
 @pytest.fixture
@@ -99,6 +99,32 @@ def test_requests_at_a_time_of_a_process_that_has_ended_are_free_and_its_success
     assert refusal(again, "a") == 1.0
     again.leave("a", requests=1)
     two.enter("a", requests=1)
+
+
+def test_a_tenant_that_has_requests_is_not_forgotten_for_many_that_have_none(file: int) -> None:
+    clock = SetClock()
+    one, two = (limits(attached(file, index, clock=clock), clock, concurrent_max=1) for index in range(2))
+    one.enter("a", requests=1)
+    others = _tenants_beside("a", 3 * WAYS)
+    for name in others:
+        clock.now_s += 1.0
+        two.enter(name, requests=1)
+        two.leave(name, requests=1)
+    assert [refusal(one, "a"), refusal(two, "a")] == [1.0, 1.0]
+    for name in others[: WAYS - 1]:
+        two.enter(name, requests=1)
+    two.enter(others[-1], requests=1)  # all are in use: the one that has been away longest is forgotten
+    two.enter("a", requests=1)
+
+
+def _tenants_beside(tenant: str, count: int) -> list[str]:
+    """Names whose records lie in the set of that tenant's."""
+
+    def set_of(name: str) -> int:
+        return int.from_bytes(blake2b(name.encode(), digest_size=16).digest()[:4], "little") % (TENANTS_MAX // WAYS)
+
+    names = (f"of many {index}" for index in itertools.count())
+    return list(itertools.islice((name for name in names if set_of(name) == set_of(tenant)), count))
 
 
 def test_told_prefixes_are_few_and_at_most_an_eighth_apart() -> None:
