@@ -4,6 +4,7 @@ that steps have."""
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cache, partial
 from typing import Any, TypeAlias
@@ -19,7 +20,7 @@ from .candidates import triton_kernel as candidates
 from .engram_gate.triton_kernel import let_in
 from .experts.triton_kernel import routed_experts, swiglu
 from .index_queries.triton_kernel import index_queries
-from .launch_sizes import ANY
+from .launch_sizes import ANY, forced
 from .mhc import triton_kernel as mhc
 from .packed_index_scores import packed_index_scores
 from .quantise import FP4_BLOCK16, FP8_BLOCK32, MXFP4_BLOCK32
@@ -83,13 +84,14 @@ def _all_cases() -> list[Case]:
         Case("candidate_scores", many, _candidate_scores, 2048 * 8 * 72, **drafts),
         Case("index_scores_hopper", many, _index_scores, ENTRIES * (4 + 68 // DRAFT_ROWS), **drafts, hopper=True),
         Case("index_scores", many, _index_scores, ENTRIES * (4 + 68 // DRAFT_ROWS), **drafts, hopper=False),
-        Case("sparse_attention_hopper", (12, 48, 96, 192), _attention, CHOSEN * 288, **drafts, hopper=True),
-        Case("sparse_attention", (12, 48, 96, 192, 1536), _attention, CHOSEN * 288, **drafts, hopper=False),
+        Case("sparse_attention_hopper", (6, 12, 24, 48, 96, 192), _attention, CHOSEN * 288, **drafts, hopper=True),
+        Case("sparse_attention", (6, 12, 24, 48, 96, 192, 1536), _attention, CHOSEN * 288, **drafts, hopper=False),
         Case("mhc_predict", few, _predict, 2 * S * D),
-        Case("experts_gate_up", (48 * CHOICES,), _experts, 2 * D, **choices, shape="16"),
-        Case("experts_down", (48 * CHOICES,), _experts, 2 * D, **choices, shape="16"),
-        Case("experts_gate_up", (384 * CHOICES, 1536 * CHOICES), _experts, 2 * D, **choices, shape="64"),
-        Case("experts_down", (384 * CHOICES, 1536 * CHOICES), _experts, 2 * D, **choices, shape="64"),
+        *(
+            Case(kernel, (count * CHOICES,), partial(_experts, tile), 2 * D, **choices, shape=str(tile))
+            for tile, count in ((16, 48), (32, 192), (64, 384), (128, 1536))
+            for kernel in ("experts_gate_up", "experts_down")
+        ),
         Case("expert_tiles", (6, 12, 24, 48, 192), _expert_tiles, 2 * D, shared_bytes=EXPERT_BYTES),
     ]
 
@@ -269,13 +271,19 @@ def _expert_weights() -> tuple[Tensor, Tensor]:
     return gate_up.mul_(D**-0.5), down.mul_(COLUMNS**-0.5)
 
 
-def _experts(pairs: int, seed: int) -> Call:
+def _experts(tile: int | None, pairs: int, seed: int) -> Call:
+    """In tiles of so many rows; None: as the table says."""
     rows, (gate_up, down) = pairs // CHOICES, _expert_weights()
     x, ids = _draw(rows, D, seed=seed), _normal(rows, EXPERTS, seed=seed).argsort(dim=1)[:, :CHOICES]
     weights = _normal(rows, CHOICES, seed=seed).softmax(dim=1)
-    return lambda: routed_experts(x, ids, weights, gate_up, down, limit=10.0, input_format=FP8_BLOCK32)
+
+    def call() -> Tensor:
+        with forced("expert_tiles", ROWS=tile) if tile is not None else nullcontext():
+            return routed_experts(x, ids, weights, gate_up, down, limit=10.0, input_format=FP8_BLOCK32)
+
+    return call
 
 
 def _expert_tiles(each: int, seed: int) -> Call:
     """Of `each` pairs an expert."""
-    return _experts(each * EXPERTS, seed)
+    return _experts(None, each * EXPERTS, seed)
