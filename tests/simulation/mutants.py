@@ -18,7 +18,7 @@ from tests.mutants.planted_bug import ROOT, PlantedBug
 from tests.mutants.run import copy_sources
 from tests.simulation.planted_bugs import BUGS
 
-SEEDS_MAX = 60
+SEEDS_MAX = 50
 """A bug that none of so many notices is not caught."""
 LIMIT_S = 400
 

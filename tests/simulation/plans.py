@@ -83,6 +83,8 @@ class Ask:
 class Plan:
     seed: int
     routers: int
+    encoders: bool
+    """The prefill ranks hold the lower half of the model."""
     prefill: Sequence[RankOptions]
     decode: Sequence[RankOptions]
     weather: Weather
@@ -106,10 +108,11 @@ class Plan:
         return not self.weather.late_rate and routers_live and len(others) <= 1 and len(self.decode) > 1
 
     @property
-    def quick(self) -> bool:
-        """Whoever lives hears at once."""
-        slow = (Trouble.PAUSE, Trouble.SILENCE, Trouble.POWER)
-        return not self.weather.late_rate and not any(event.trouble in slow for event in self.events)
+    def tidy(self) -> bool:
+        """The store does what it is told, and every prefill rank lives to tell it: no hand-off is left for long."""
+        ends = (Trouble.KILL, Trouble.POWER, Trouble.DRAIN)
+        ended = any(event.trouble in ends and event.rank < len(self.prefill) for event in self.events)
+        return not self.store_rates and not ended and all(event.trouble is not Trouble.STORE for event in self.events)
 
 
 def plan_run(seed: int, *, asks: int = ASKS) -> Plan:
@@ -123,6 +126,7 @@ def plan_run(seed: int, *, asks: int = ASKS) -> Plan:
     return Plan(
         seed=seed,
         routers=routers,
+        encoders=draw.random() < 0.3,
         prefill=prefill,
         decode=decode,
         weather=Weather() if calm else _weather(draw),

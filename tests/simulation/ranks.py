@@ -32,6 +32,7 @@ from whalepod.engine.rank import LOAD_THREADS, EngineRank
 from whalepod.kvstore.client import KvClient
 from whalepod.kvstore.faulty_transport import Fault, FaultSchedule, FaultyTransport, VirtualClock
 from whalepod.kvstore.settings import StoreSettings
+from whalepod.model.tensor_layout import ModelRole
 from whalepod.services.decode.servicer import DecodeServicer
 from whalepod.services.prefill.servicer import PrefillServicer
 
@@ -99,10 +100,6 @@ class SharedStore:
         for transport in self._transports:
             self._settle(transport)
 
-    def live_snapshots(self) -> list[bytes]:
-        """Keys of what is kept for a request that runs (`kvstore/store_keys.py`)."""
-        return [key for key in self.values if key.startswith((b"h:", b"c:"))]
-
     def heal(self) -> None:
         """From now on nothing goes wrong with it."""
         self.schedule = replace(self.schedule, rates={})
@@ -146,7 +143,7 @@ class SimulatedRank:
         clock: SimulatedClock,
         journal: Journal,
     ) -> None:
-        model = tiny_model()
+        model = tiny_model(ModelRole.ENCODER if place.role is RankRole.PREFILL_ENCODER else ModelRole.FULL)
         self.place = place
         self.node = Node(place.address)
         self.paused = False

@@ -24,6 +24,7 @@ from tests.simulation.routers import SimulatedRouter, cluster_secret, router_add
 from tests.simulation.virtual_time import SimulatedClock, VirtualLoop, run_virtually
 from whalepod.cluster.registration import RankRole
 from whalepod.core import ids
+from whalepod.engine.sampling_params import SamplingParams
 from whalepod.kvstore.faulty_transport import FaultSchedule
 
 QUIET_S = 20.0
@@ -33,8 +34,6 @@ DRAIN_S = 1.0
 HANGS_UP_S = 0.1
 CANCELLED_S = 0.05
 """What a cancellation takes: its way, and the step that it meets."""
-ORPHANED_S = 0.2
-"""What it takes a rank to hear that a router has died."""
 ENDLESS_TOKENS = 150
 """Takes longer than both."""
 
@@ -94,9 +93,10 @@ class World:
         draw = Random(plan.seed ^ 0x5EED)
         self._network = Network(loop, draw, plan.weather, journal)
         self._store = SharedStore(FaultSchedule(seed=plan.seed, rates=plan.store_rates), plan.store_s)
+        prefills = RankRole.PREFILL_ENCODER if plan.encoders else RankRole.PREFILL_FULL
         self._places = [
             RankPlace(role, index, options)
-            for role, pool in ((RankRole.PREFILL_FULL, plan.prefill), (RankRole.DECODE, plan.decode))
+            for role, pool in ((prefills, plan.prefill), (RankRole.DECODE, plan.decode))
             for index, options in enumerate(pool)
         ]
         self._started: list[SimulatedRank] = []
@@ -156,18 +156,36 @@ class World:
 
     async def _check_that_a_cancellation_arrives(self) -> None:
         """A client that hangs up early: soon afterwards no rank works for anybody."""
-        ask = replace(
-            self._plan.asks[0],
-            name="hangs-up",
-            sampling=replace(self._plan.asks[0].sampling, max_tokens=ENDLESS_TOKENS, ignore_eos=True),
-            hangs_up_after_s=HANGS_UP_S,
-            timeout_s=20.0,
-        )
-        answer = await self._ask(replace(ask, prompt=ask.prompt[:40], streams=True, reads_every_s=0.0))
+        answer = await self._ask(self._endless("hangs-up"))
         if answer.ended_s > answer.began_s + HANGS_UP_S + 1e-9:
-            self._wrong.append(f"{ask.name}: it hung up late")
+            self._wrong.append(f"{answer.ask.name}: it hung up late")
         await asyncio.sleep(CANCELLED_S)
         self._check_idle(f"{CANCELLED_S} s after a client has hung up")
+
+    async def _check_that_dead_routers_leave_nothing(self) -> None:
+        """All of them die in the middle of a request."""
+        client = asyncio.create_task(self._ask(self._endless("orphan")))
+        await asyncio.sleep(HANGS_UP_S / 2)
+        for router in self._routers:
+            await router.kill()
+        await asyncio.sleep(CANCELLED_S)
+        self._check_idle(f"{CANCELLED_S} s after the routers have died")
+        await client
+
+    def _endless(self, name: str) -> Ask:
+        """Of a client that hangs up in the middle."""
+        like = self._plan.asks[0]
+        return replace(
+            like,
+            name=name,
+            prompt=like.prompt[:40],
+            sampling=SamplingParams(temperature=0.0, max_tokens=ENDLESS_TOKENS, ignore_eos=True),
+            streams=True,
+            choices=1,
+            hangs_up_after_s=HANGS_UP_S,
+            timeout_s=20.0,
+            reads_every_s=0.0,
+        )
 
     def _check_idle(self, when: str) -> None:
         loads = {rank.place.rank_id: rank.engine.load() for rank in self._ranks if rank.node.alive}
@@ -229,10 +247,7 @@ class World:
         if not router.started or not router.node.alive:
             return
         await router.kill()
-        await asyncio.sleep(min(ORPHANED_S, event.lasts_s))
-        if self._plan.routers == 1 and self._plan.quick and event.lasts_s > ORPHANED_S:
-            self._check_idle(f"{ORPHANED_S} s after the only router has died")
-        await asyncio.sleep(max(0.0, event.lasts_s - ORPHANED_S))
+        await asyncio.sleep(event.lasts_s)
         self._routers[event.router] = self._new_router(event.router)
         await self._routers[event.router].start()
 
@@ -273,12 +288,12 @@ class World:
                 if candidate.requests_here or candidate.prefill_tokens_here:
                     self._wrong.append(f"router-{router.index} still counts work on {info.rank_id}")
 
-        if self._plan.calm and (left := self._store.live_snapshots()):
+        kinds = [kind for kind, kept in ((b"h:", self._plan.calm or self._plan.tidy), (b"c:", self._plan.calm)) if kept]
+        if left := [key for key in self._store.values if key.startswith(tuple(kinds))]:
             self._wrong.append(f"snapshots of requests that have ended are in the store: {left}")
 
     async def _close(self) -> None:
-        for router in self._routers:
-            await router.kill()
+        await self._check_that_dead_routers_leave_nothing()
         for rank in self._ranks:
             rank.kill(with_host=False)
         for rank in self._started:
