@@ -105,7 +105,9 @@ class Plan:
         answered."""
         others = [event for event in self.events if event.trouble is not Trouble.STORE]
         routers_live = not any(event.trouble is Trouble.ROUTER for event in others)
-        return not self.weather.late_rate and routers_live and len(others) <= 1 and len(self.decode) > 1
+        one_of_several = len(others) <= 1 and len(self.decode) > 1
+        only_drained = all(event.trouble is Trouble.DRAIN for event in others)
+        return not self.weather.late_rate and routers_live and (one_of_several or only_drained)
 
     @property
     def tidy(self) -> bool:
@@ -220,8 +222,9 @@ def _ids(draw: Random, count: int) -> tuple[int, ...]:
 
 def _events(draw: Random, *, ranks: int, routers: int) -> list[Event]:
     events: list[Event] = []
+    kinds = list(Trouble) if draw.random() < 0.8 else [Trouble.DRAIN]  # else a rolling update
     for _ in range(draw.choice((1, 1, 2, 3, 6))):
-        trouble = draw.choice(list(Trouble))
+        trouble = draw.choice(kinds)
         lasts_s = (0.05, 0.5) if trouble is Trouble.ROUTER else (0.05, 0.5, 3.0, HEALED_S - LOAD_S - BURST_S)
         events.append(
             Event(

@@ -43,10 +43,16 @@ BUGS = (
         "            self._disown(key)\n",
     ),
     PlantedBug(
-        "the answer for an earlier holding is taken",
-        "engine/engine.py",
-        " or sequence.owner != answer.owner:",
-        ":",
+        "a refusal for lack of room is a loss",
+        "services/router/dispatch.py",
+        "        if isinstance(error, CapacityError | DrainingError):\n",
+        "        if isinstance(error, DrainingError):\n",
+    ),
+    PlantedBug(
+        "nobody waits for the successor of a rank that drains",
+        "services/router/dispatch.py",
+        "wait = setbacks.patience if self._table.awaits_successor() else None",
+        "wait = None",
     ),
     PlantedBug(
         "a lost attempt stays counted on its ranks",

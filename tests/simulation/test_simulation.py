@@ -16,7 +16,7 @@ from tests.simulation.plans import Trouble, plan_run
 from tests.simulation.report import figures_of, report_of
 from tests.simulation.world import Outcome, run_plan
 
-SEEDS = range(24)
+SEEDS = range(18)
 MANY_SEEDS = range(1000, 3000)
 SEEDS_A_TEST = 100
 

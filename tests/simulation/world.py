@@ -34,6 +34,9 @@ DRAIN_S = 1.0
 HANGS_UP_S = 0.1
 CANCELLED_S = 0.05
 """What a cancellation takes: its way, and the step that it meets."""
+UNLINKED_S = 1.0
+"""What it takes a rank to remove a hand-off that it has read."""
+LONG_PROMPT_TOKENS = 200
 ENDLESS_TOKENS = 150
 """Takes longer than both."""
 
@@ -144,7 +147,9 @@ class World:
         self._wrong += [f"{answer.ask.name}: {what}" for what in found]
 
     async def _check_that_all_is_well_again(self) -> None:
-        """Every router answers, at once and in one attempt."""
+        """Every router answers, at once and in one attempt, and nothing stays in the store for a request that has been
+        answered."""
+        before = self._handoffs()
         for index in range(self._plan.routers):
             ask = replace(
                 self._plan.asks[index], name=f"last-{index}", router=index, hangs_up_after_s=None, timeout_s=20.0
@@ -153,14 +158,28 @@ class World:
             self._judge(answer, calm=True, spared=True)
             if answer.end is not None and (answer.end.attempts or 1) > 1:
                 self._wrong.append(f"{ask.name}: {answer.end.attempts} attempts though nothing was wrong")
+        await asyncio.sleep(UNLINKED_S)
+        if left := self._handoffs() - before:
+            self._wrong.append(f"{UNLINKED_S} s after the last answer hand-offs are left: {left}")
 
     async def _check_that_a_cancellation_arrives(self) -> None:
-        """A client that hangs up early: soon afterwards no rank works for anybody."""
-        answer = await self._ask(self._endless("hangs-up"))
-        if answer.ended_s > answer.began_s + HANGS_UP_S + 1e-9:
-            self._wrong.append(f"{answer.ask.name}: it hung up late")
-        await asyncio.sleep(CANCELLED_S)
-        self._check_idle(f"{CANCELLED_S} s after a client has hung up")
+        """Clients that hang up while their prompts are computed, and while they are answered: soon afterwards no rank
+        works for anybody."""
+        endless = self._endless("hangs-up")
+        long_prompt = tuple(range(3, 3 + LONG_PROMPT_TOKENS))
+        early = replace(
+            endless,
+            name="hangs-up-early",
+            prompt=long_prompt,
+            sampling=replace(endless.sampling, max_tokens=1),
+            hangs_up_after_s=HANGS_UP_S / 10,
+        )
+        for ask in (early, endless):
+            answer = await self._ask(ask)
+            if answer.ended_s > answer.began_s + (ask.hangs_up_after_s or 0.0) + 1e-9:
+                self._wrong.append(f"{ask.name}: it hung up late")
+            await asyncio.sleep(CANCELLED_S)
+            self._check_idle(f"{CANCELLED_S} s after {ask.name} has hung up")
 
     async def _check_that_dead_routers_leave_nothing(self) -> None:
         """All of them die in the middle of a request."""
@@ -288,9 +307,12 @@ class World:
                 if candidate.requests_here or candidate.prefill_tokens_here:
                     self._wrong.append(f"router-{router.index} still counts work on {info.rank_id}")
 
-        kinds = [kind for kind, kept in ((b"h:", self._plan.calm or self._plan.tidy), (b"c:", self._plan.calm)) if kept]
-        if left := [key for key in self._store.values if key.startswith(tuple(kinds))]:
-            self._wrong.append(f"snapshots of requests that have ended are in the store: {left}")
+        if self._plan.tidy and (left := self._handoffs()):
+            self._wrong.append(f"hand-offs of requests that have ended are in the store: {left}")
+
+    def _handoffs(self) -> set[bytes]:
+        """Keys of those in the store (`kvstore/store_keys.py`)."""
+        return {key for key in self._store.values if key.startswith(b"h:")}
 
     async def _close(self) -> None:
         await self._check_that_dead_routers_leave_nothing()
