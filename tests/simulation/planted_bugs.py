@@ -87,10 +87,10 @@ BUGS = (
         "refusal = None",
     ),
     PlantedBug(
-        "exact requests take approximate blocks from the store",
+        "approximate blocks from the store pass for exact ones",
         "engine/restoring.py",
-        "            exact_only=strict,\n",
-        "            exact_only=False,\n",
+        "            sequence.blocks_exact.append(exact)\n",
+        "            sequence.blocks_exact.append(True)\n",
     ),
     PlantedBug(
         "exact requests take approximate blocks on the device",

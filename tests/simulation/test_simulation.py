@@ -16,7 +16,7 @@ from tests.simulation.plans import Trouble, plan_run
 from tests.simulation.report import figures_of, report_of
 from tests.simulation.world import Outcome, run_plan
 
-SEEDS = range(18)
+SEEDS = range(50, 68)
 MANY_SEEDS = range(1000, 3000)
 SEEDS_A_TEST = 100
 
@@ -45,14 +45,14 @@ def test_what_can_happen_happens() -> None:
 
 
 def test_a_seed_is_a_run() -> None:
-    first, second = outcome_of(8), run_plan(plan_run(8))
+    first, second = outcome_of(50), run_plan(plan_run(50))
     assert (first.digest, first.events, first.lines) == (second.digest, second.events, second.lines)
-    assert outcome_of(9).digest != first.digest
+    assert outcome_of(51).digest != first.digest
 
 
 def test_a_seed_is_the_same_run_in_another_process() -> None:
     played = subprocess.run(
-        [sys.executable, "-m", "tests.simulation", "--seed", "6"],
+        [sys.executable, "-m", "tests.simulation", "--seed", "52"],
         cwd=ROOT,
         env={**os.environ, "PYTHONHASHSEED": "12345"},
         capture_output=True,
@@ -60,7 +60,7 @@ def test_a_seed_is_the_same_run_in_another_process() -> None:
         check=True,
         timeout=60,
     )
-    assert json.loads(played.stdout.splitlines()[-1])["digest"] == outcome_of(6).digest
+    assert json.loads(played.stdout.splitlines()[-1])["digest"] == outcome_of(52).digest
 
 
 @pytest.mark.slow
