@@ -72,6 +72,8 @@ class SamplingBody(BaseModel):
         if temperature > TEMPERATURE_MAX:
             raise InvalidFieldError("temperature", f"temperature must be in [0, 2], not {temperature}")
         biases = {_token_id(key): bias for key, bias in self.logit_bias.items()}
+        if len(biases) < len(self.logit_bias):  # 5 and 05
+            raise InvalidFieldError("logit_bias", "logit_bias must name each token once")
         check_token_ids("stop_token_ids", self.stop_token_ids, vocab_size=vocab_size)
         check_token_ids("logit_bias", biases, vocab_size=vocab_size)
         check_token_ids("allowed_token_ids", self.allowed_token_ids or (), vocab_size=vocab_size)

@@ -100,6 +100,7 @@ async def check_refused(
         ("logit_bias", {"1_0": 1}),
         ("logit_bias", {"\uff11": 1}),
         ("logit_bias", {" 5": 1}),
+        ("logit_bias", {"5": 1, "05": -1}),
         ("logit_bias", {"5": 101}),
         ("logit_bias", {"-1": 1}),
         ("logit_bias", {"99999999": 1}),
