@@ -30,7 +30,7 @@ def random_params(generator: np.random.Generator, vocab: int) -> SamplingParams:
         frequency_penalty=sometimes(0.4, 0.0),
         presence_penalty=sometimes(-0.3, 0.0),
         logit_bias={5: 3.5, vocab - 1: -100.0} if generator.random() < 0.4 else {},
-        allowed_token_ids=tuple(range(3, vocab, 2)) if generator.random() < 0.2 else None,
+        allowed_token_ids=tuple(range(3, vocab, 2 + vocab // 16384)) if generator.random() < 0.2 else None,
         bad_word_ids=((5,), (7, 8), (0, 9, 2)) if generator.random() < 0.4 else (),
         logprobs=int(generator.choice([0, 1, 5])) if generator.random() < 0.5 else None,
     )
