@@ -17,7 +17,7 @@ from whalepod.cluster.rank_process import RankContext
 from whalepod.cluster.step_message import DecodeEvent, encode_step
 from whalepod.cluster.ticket_gate import TicketGate, claimed_identity
 from whalepod.cluster.wire import handoff_from_proto
-from whalepod.core.errors import AuthenticationError, CapacityError, InternalError, ServingError
+from whalepod.core.errors import AuthenticationError, CapacityError, DrainingError, InternalError, ServingError
 from whalepod.core.ids import RequestId
 from whalepod.core.tracing import Span, start_span
 from whalepod.engine.interface import (
@@ -79,6 +79,8 @@ class DecodeServicer(decode_pb2_grpc.DecodeServiceServicer):
 
     def __init__(self, context: RankContext) -> None:
         self._engine = context.engine
+        self._rank_id = context.identity.rank_id
+        self._streams: dict[RouterStream, None] = {}
         self._gate = TicketGate(
             rank_id=context.identity.rank_id,
             work=Work.GENERATE,
@@ -100,6 +102,14 @@ class DecodeServicer(decode_pb2_grpc.DecodeServiceServicer):
 
     def start_draining(self) -> None:
         self._gate.closed = True
+        for stream in self._streams:
+            self._part_if_done(stream)
+
+    def _part_if_done(self, stream: RouterStream) -> None:
+        """A router for which a draining rank has no more to do hears so on the stream: the rank may be gone before it
+        is asked how it is."""
+        if self._gate.closed and not stream.live:
+            stream.break_off(DrainingError(f"{self._rank_id} is draining"))
 
     async def Generate(  # noqa: N802  the RPC's name
         self,
@@ -107,6 +117,7 @@ class DecodeServicer(decode_pb2_grpc.DecodeServiceServicer):
         context: grpc.aio.ServicerContext[decode_pb2.GenerateRequest, decode_pb2.GenerateResponse],
     ) -> AsyncIterator[decode_pb2.GenerateResponse]:
         stream = RouterStream()
+        self._streams[stream] = None
         reader = asyncio.create_task(self._read(request_iterator, stream))
         reader.add_done_callback(lambda task: _break_off_if_failed(task, stream))
         try:
@@ -117,6 +128,7 @@ class DecodeServicer(decode_pb2_grpc.DecodeServiceServicer):
                 yield decode_pb2.GenerateResponse(packed_step=message)
         finally:
             reader.cancel()
+            del self._streams[stream]
             self._drop_all(stream)
 
     def deliver(self, events: Sequence[StepEvent], load: RankLoad) -> None:
@@ -136,6 +148,7 @@ class DecodeServicer(decode_pb2_grpc.DecodeServiceServicer):
             stream.end_if_idle()
             if stream.broken:
                 self._drop_all(stream)
+            self._part_if_done(stream)
 
     async def _read(self, requests: AsyncIterator[decode_pb2.GenerateRequest], stream: RouterStream) -> None:
         async for request in requests:
@@ -197,6 +210,7 @@ class DecodeServicer(decode_pb2_grpc.DecodeServiceServicer):
         key = (RequestId(cancel.request_id), cancel.attempt)
         if self._owners.get(key) is stream:
             self._drop(key)
+            self._part_if_done(stream)
 
     def _drop(self, key: Key, *, goes_on: bool = False) -> None:
         """Nobody waits for this attempt any more."""

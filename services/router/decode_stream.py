@@ -22,7 +22,7 @@ from whalepod.cluster.peer_tls import Dialler, open_channel
 from whalepod.cluster.registration import RankInfo
 from whalepod.cluster.step_message import DecodeEvent, StepMessageError, decode_step
 from whalepod.core.clock import SYSTEM_CLOCK, Clock
-from whalepod.core.errors import ServingError, WorkerLostError
+from whalepod.core.errors import DrainingError, ServingError, WorkerLostError
 from whalepod.core.ids import Incarnation, RankId, RequestId
 from whalepod.engine.interface import FinishedEvent, RankLoad, TokensEvent
 from whalepod.rpc.common.v1 import common_pb2
@@ -160,7 +160,9 @@ class DecodeStream:
                 await self._talk(stub.Generate())
             error = WorkerLostError(f"{self.rank.rank_id} ended its stream")
         except grpc.aio.AioRpcError as failure:
-            error = WorkerLostError(f"the stream to {self.rank.rank_id} broke: {error_from_rpc(failure)}")
+            said = error_from_rpc(failure)
+            lost = WorkerLostError(f"the stream to {self.rank.rank_id} broke: {said}")
+            error = said if isinstance(said, DrainingError) else lost
         except StepMessageError as failure:
             error = WorkerLostError(f"{self.rank.rank_id} does not speak this protocol: {failure}")
         finally:
@@ -260,11 +262,13 @@ class DecodeStreams:
         *,
         on_load: Callable[[RankInfo, RankLoad], None],
         on_lost: Callable[[RankInfo], None],
+        on_draining: Callable[[RankInfo], None] = lambda _: None,
         tls: Dialler | None = None,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
         self._on_load = on_load
         self._on_lost = on_lost
+        self._on_draining = on_draining
         self._tls = tls
         self._clock = clock
         self._streams: dict[tuple[RankId, Incarnation], DecodeStream] = {}
@@ -302,6 +306,9 @@ class DecodeStreams:
         key = (rank.rank_id, rank.incarnation)
         self._streams.pop(key, None)
         if self._closing:
+            return
+        if isinstance(error, DrainingError):
+            self._on_draining(rank)
             return
         STREAMS_LOST.inc()
         log.warning("decode stream lost: %s", error, extra={"rank": rank.rank_id})

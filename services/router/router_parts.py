@@ -65,7 +65,7 @@ class RouterParts:
         meter = meter or CostMeter()
         self._table = RankTable(directory, meter=meter, drains=joint and joint.drains, clock=clock)
         on_load, on_lost, on_draining = self._table.note_load, self._table.report_lost, self._table.note_draining
-        self._streams = DecodeStreams(on_load=on_load, on_lost=on_lost, tls=tls, clock=clock)
+        self._streams = DecodeStreams(on_load=on_load, on_lost=on_lost, on_draining=on_draining, tls=tls, clock=clock)
         self._prefills = PrefillClient(on_load=on_load, on_lost=on_lost, on_draining=on_draining, tls=tls)
         self._vision = VisionAhead(secret=secret, on_lost=on_lost, tls=tls, clock=clock)
         self._lookup = PrefixLookup(connect_store, clock=clock)

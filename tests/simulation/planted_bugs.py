@@ -33,8 +33,8 @@ BUGS = (
     PlantedBug(
         "a cancellation is lost",
         "services/decode/servicer.py",
-        "        if self._owners.get(key) is stream:\n            self._drop(key)\n",
-        "        if self._owners.get(key) is stream:\n            pass\n",
+        "            self._drop(key)\n            self._part_if_done(stream)\n",
+        "            self._part_if_done(stream)\n",
     ),
     PlantedBug(
         "a router that dies leaves its requests running",
@@ -87,9 +87,9 @@ BUGS = (
         "refusal = None",
     ),
     PlantedBug(
-        "approximate blocks from the store pass for exact ones",
-        "engine/restoring.py",
-        "            sequence.blocks_exact.append(exact)\n",
+        "approximate blocks pass for exact ones",
+        "engine/publishing.py",
+        "            sequence.blocks_exact.append(sequence.exact)\n",
         "            sequence.blocks_exact.append(True)\n",
     ),
     PlantedBug(
@@ -105,9 +105,9 @@ BUGS = (
         "return restored_tokens",
     ),
     PlantedBug(
-        "who gives up in the queue stays in it",
-        "services/router/admission.py",
-        "        except asyncio.CancelledError:\n            self._give_up(waiter)\n",
-        "        except asyncio.CancelledError:\n",
+        "room in the queue is not given back",
+        "services/router/front_door.py",
+        "            self.admission.leave(visit, started_s)\n",
+        "            pass\n",
     ),
 )
