@@ -106,8 +106,9 @@ class Plan:
         others = [event for event in self.events if event.trouble is not Trouble.STORE]
         routers_live = not any(event.trouble is Trouble.ROUTER for event in others)
         one_of_several = len(others) <= 1 and len(self.decode) > 1
-        only_drained = all(event.trouble is Trouble.DRAIN for event in others)
-        return not self.weather.late_rate and routers_live and (one_of_several or only_drained)
+        # A router that has not talked to a rank yet may miss that it drained, so one must be left.
+        drained = all(event.trouble is Trouble.DRAIN for event in others) and len(others) < len(self.decode)
+        return not self.weather.late_rate and routers_live and (one_of_several or drained)
 
     @property
     def tidy(self) -> bool:

@@ -49,12 +49,6 @@ BUGS = (
         "        if isinstance(error, DrainingError):\n",
     ),
     PlantedBug(
-        "nobody waits for the successor of a rank that drains",
-        "services/router/dispatch.py",
-        "wait = setbacks.patience if self._table.awaits_successor() else None",
-        "wait = None",
-    ),
-    PlantedBug(
         "a lost attempt stays counted on its ranks",
         "services/router/dispatch.py",
         "                    legs.release()  # here",
