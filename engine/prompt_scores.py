@@ -36,7 +36,8 @@ class PromptScores:
 
     def wanted(self, start: int, end: int) -> range:
         """Which of these rows score a token that has no score. Rows are computed in order, perhaps more than once."""
-        return range(max(start, self._row), max(self._row, min(end, len(self._prompt_ids) - 1)))
+        first = max(start, self._row)
+        return range(first, max(first, min(end, len(self._prompt_ids) - 1)))
 
     def take(self, logits: NDArray[np.float32]) -> None:
         """Raw logits [rows, vocab] float32 of the next rows. Raises InternalError if they are no numbers."""

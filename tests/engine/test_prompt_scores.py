@@ -156,3 +156,9 @@ def test_a_rank_that_does_only_half_of_it_refuses(changes: dict[str, Any]) -> No
     request: EngineRequest = world.request(prompt_of(TOKENS), SamplingParams(prompt_logprobs=0), **changes)
     with pytest.raises(InternalError, match="where its answer is"):
         world.engine.checks.check(request)
+
+
+def test_rows_behind_the_prompt_score_nothing() -> None:
+    """Answers that are computed again, several rows at a time."""
+    wanted = prompt_scores.PromptScores((1, 2, 3), top=1).wanted(3, 6)
+    assert (len(wanted), wanted.start) == (0, wanted.stop), "it can be sliced with"
