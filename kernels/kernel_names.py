@@ -4,6 +4,9 @@ Triton makes a kernel's name of its source, of the functions that it calls, and 
 But it collects the constants of a called function before it has named that function: they are in the kernel's name only
 if something else, launched before, had the function named already (3.6 and 3.7, `DependenciesFinder._update_hash`). So
 what one process has compiled, another that launches in another order would compile again.
+
+It also sorts constants of one name by where their modules lie in memory. So two modules whose functions one kernel
+calls name their constants differently.
 """
 
 from __future__ import annotations

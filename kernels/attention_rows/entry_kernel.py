@@ -18,8 +18,8 @@ from whalepod.kernels.packing_kernel import (
 
 from .window_kernel import angle_pair, turned
 
-GROUP = tl.constexpr(16)
-TARGET_MIN = tl.constexpr(2.0**-9)
+ENTRY_GROUP = tl.constexpr(16)
+ENTRY_TARGET_MIN = tl.constexpr(2.0**-9)
 
 
 @triton.jit
@@ -88,14 +88,14 @@ def _keep(raw, ring, source, keep, WIDTH: tl.constexpr):
 @triton.jit
 def _store_entry(record, value, start, there, GROUPS: tl.constexpr, WIDTH: tl.constexpr, CHUNK: tl.constexpr):
     """A chunk [GROUPS, CHUNK] of `FP4_BLOCK16` records."""
-    BLOCKS: tl.constexpr = CHUNK // GROUP
-    grouped = value.reshape(GROUPS, BLOCKS, GROUP)
-    target = tl.maximum(tl.max(tl.abs(grouped), 2) / 6.0, TARGET_MIN)
+    BLOCKS: tl.constexpr = CHUNK // ENTRY_GROUP
+    grouped = value.reshape(GROUPS, BLOCKS, ENTRY_GROUP)
+    target = tl.maximum(tl.max(tl.abs(grouped), 2) / 6.0, ENTRY_TARGET_MIN)
     codes = e4m3_bytes(tl.minimum(target, 448.0))
     scale = e4m3_values(codes.to(tl.int32))[:, :, None]
     scaled = grouped * (1.0 / scale) if ON_CHIP else grouped / scale
     store_codes(record + start // 2, scaled.reshape(GROUPS, CHUNK), there, GROUPS, CHUNK)
-    block = start // GROUP + tl.arange(0, BLOCKS)[None, :]
+    block = start // ENTRY_GROUP + tl.arange(0, BLOCKS)[None, :]
     tl.store(record + WIDTH // 2 + block, codes, mask=there)
 
 
@@ -168,7 +168,7 @@ def entry_part(
             _keep(raw, ring, sources[member], kept[member], WIDTH)
     root = (1.0 / tl.sqrt(tl.sum(squares, 1) / WIDTH + eps))[:, None]
     there = destination >= 0
-    record = entries + destination.to(tl.int64) * (WIDTH // 2 + WIDTH // GROUP)
+    record = entries + destination.to(tl.int64) * (WIDTH // 2 + WIDTH // ENTRY_GROUP)
     for chunk in tl.static_range(CHUNKS):
         value = rounded(values[chunk] * root * weights[chunk].to(tl.float32), dtype)
         tl.store(latents + group.to(tl.int64) * WIDTH + chunk * CHUNK + channel, value, mask=there)

@@ -28,8 +28,8 @@ from . import EntryRows
 from .entry_kernel import store_codes
 from .window_kernel import angle_pair, turned
 
-GROUP = tl.constexpr(32)
-TARGET_MIN = tl.constexpr(2.0**-126)
+KEY_GROUP = tl.constexpr(32)
+KEY_TARGET_MIN = tl.constexpr(2.0**-126)
 
 
 @triton.jit
@@ -106,12 +106,12 @@ def index_keys_kernel(
         value = tl.load(products + row * WIDTH + channel, cache_modifier=".cg").to(tl.float32)
         root = (1.0 / tl.sqrt(tl.sum(value * value, 1) / WIDTH + eps))[:, None]
         value = turned(rounded(value * root * weights.to(tl.float32), dtype), c, s, ROWS, WIDTH, dtype)
-        grouped = value.reshape(ROWS, WIDTH // GROUP, GROUP)
-        exponent = power_of_two_exponent(tl.maximum(tl.max(tl.abs(grouped), 2) / 6.0, TARGET_MIN))
+        grouped = value.reshape(ROWS, WIDTH // KEY_GROUP, KEY_GROUP)
+        exponent = power_of_two_exponent(tl.maximum(tl.max(tl.abs(grouped), 2) / 6.0, KEY_TARGET_MIN))
         scaled = (grouped * power_of_two(254 - exponent)[:, :, None]).reshape(ROWS, WIDTH)
-        record = keys + destination.to(tl.int64) * (WIDTH // 2 + WIDTH // GROUP)
+        record = keys + destination.to(tl.int64) * (WIDTH // 2 + WIDTH // KEY_GROUP)
         store_codes(record, scaled, there, ROWS, WIDTH)
-        tl.store(record + WIDTH // 2 + tl.arange(0, WIDTH // GROUP)[None, :], exponent.to(tl.uint8), mask=there)
+        tl.store(record + WIDTH // 2 + tl.arange(0, WIDTH // KEY_GROUP)[None, :], exponent.to(tl.uint8), mask=there)
 
 
 def write_index_keys(latents: Tensor, arrivals: Tensor, given: EntryRows, *, eps: float) -> None:

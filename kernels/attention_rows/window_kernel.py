@@ -7,8 +7,8 @@ import triton.language as tl
 
 from whalepod.kernels.packing_kernel import begin_early, e4m3_bytes, power_of_two, power_of_two_exponent, rounded
 
-GROUP = tl.constexpr(32)
-TARGET_MIN = tl.constexpr(1e-4 / 448.0)
+WINDOW_GROUP = tl.constexpr(32)
+WINDOW_TARGET_MIN = tl.constexpr(1e-4 / 448.0)
 
 
 @triton.jit
@@ -71,16 +71,16 @@ def window_part(
         squares += value.to(tl.float32) * value.to(tl.float32)
         values = values + (value,)  # noqa: RUF005
     root = (1.0 / tl.sqrt(tl.sum(squares, 1) / WIDTH + eps))[:, None]
-    record = pool + target.to(tl.int64) * (WIDTH + WIDTH // GROUP)
+    record = pool + target.to(tl.int64) * (WIDTH + WIDTH // WINDOW_GROUP)
     for chunk in tl.static_range(CHUNKS):
         # Rounded to the rows' dtype after the norm and after the turn, as one step after the other does.
         value = rounded(values[chunk].to(tl.float32) * root * weights[chunk].to(tl.float32), dtype)
         if (chunk + 1) * CHUNK > STILL:
             c, s = angles[chunk - STILL // CHUNK]
             value = turned(value, c, s, ROWS, CHUNK, dtype)
-        grouped = value.reshape(ROWS, CHUNK // GROUP, GROUP)
-        exponent = power_of_two_exponent(tl.maximum(tl.max(tl.abs(grouped), 2) / 448.0, TARGET_MIN))
+        grouped = value.reshape(ROWS, CHUNK // WINDOW_GROUP, WINDOW_GROUP)
+        exponent = power_of_two_exponent(tl.maximum(tl.max(tl.abs(grouped), 2) / 448.0, WINDOW_TARGET_MIN))
         scaled = (grouped * power_of_two(254 - exponent)[:, :, None]).reshape(ROWS, CHUNK)
         tl.store(record + chunk * CHUNK + channel, e4m3_bytes(scaled), mask=there)
-        group = chunk * (CHUNK // GROUP) + tl.arange(0, CHUNK // GROUP)[None, :]
+        group = chunk * (CHUNK // WINDOW_GROUP) + tl.arange(0, CHUNK // WINDOW_GROUP)[None, :]
         tl.store(record + WIDTH + group, exponent.to(tl.uint8), mask=there)
