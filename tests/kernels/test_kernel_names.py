@@ -14,7 +14,6 @@ import pytest
 from tests.house_rules import read_sources
 
 pytest.importorskip("triton")
-pytestmark = pytest.mark.slow
 
 NAME_ALL = """
 import importlib, json, sys
@@ -53,6 +52,7 @@ def test_names_do_not_depend_on_what_was_named_before() -> None:
     assert forward == backward
 
 
+@pytest.mark.slow
 def test_triton_alone_names_by_what_was_named_before() -> None:
     """Where this fails, Triton has been mended: `kernel_names.py` can go."""
     assert names("as it does", modules()) != names("as it does", modules()[::-1])
